@@ -1,0 +1,1 @@
+"""The machine under the engine: its GPUs and its kernel log."""

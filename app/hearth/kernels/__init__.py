@@ -1,0 +1,1 @@
+"""FP4 kernels: opaque to the tracer, compiled ahead of time, proven."""
