@@ -16,7 +16,7 @@ from enum import IntEnum
 
 
 class ExitCode(IntEnum):
-    """Exit codes of `hearth`. `docs/operations.md` and the systemd unit repeat this table; a test compares."""
+    """Exit codes of `hearth`. docs/operations.md repeats this table; a test compares them."""
 
     OK = 0
     BUG = 1

@@ -22,7 +22,7 @@ STEPPABLE = frozenset(
         FailureKind.UNKNOWN,
     }
 )
-_BEFORE_GRAPHS = (Phase.SPAWN, Phase.INIT, Phase.LOAD, Phase.MEMORY)
+_BEFORE_GRAPHS = (Phase.SPAWN, Phase.INIT, Phase.LOAD, Phase.MEMORY, Phase.WARM)
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ def degrade(
     if failure.kind not in STEPPABLE or _no_plan_helps(failure):
         return None
     failed = {_axis(f) for f in (*history, failure)}
-    for step in _steps(failure):
+    for step in _steps(failure, plan):
         lower = _apply(step, plan, ladder)
         if lower is not None and not _too_early(lower, plan, ladder, failed):
             return lower
@@ -100,8 +100,9 @@ def degrade(
 
 
 def _no_plan_helps(failure: Failure) -> bool:
-    """Memory that runs out, or an engine that hangs, before any graph exists isn't the graphs' doing."""
-    return failure.kind in (FailureKind.OOM, FailureKind.HANG) and failure.phase in _BEFORE_GRAPHS
+    """An engine that dies, hangs or runs out of memory before any graph exists isn't the graphs' doing."""
+    about_graphs = failure.kind in (FailureKind.GRAPH_CAPTURE, FailureKind.GRAPH_REPLAY)
+    return failure.phase in _BEFORE_GRAPHS and not about_graphs
 
 
 def _axis(failure: Failure) -> Axis:
@@ -114,14 +115,16 @@ def _axis(failure: Failure) -> Axis:
     return failure.axis
 
 
-def _steps(failure: Failure) -> tuple[Axis, ...]:
+def _steps(failure: Failure, plan: GraphPlan) -> tuple[Axis, ...]:
     """The axes to try, first to last: the one that failed, then whatever is cheapest."""
     axis = _axis(failure)
     cheap = (Axis.PREFILL, Axis.DECODE, Axis.MEMORY)
     if failure.kind is FailureKind.OOM:
-        return (Axis.MEMORY, axis, *cheap) if axis is not Axis.MEMORY else (Axis.MEMORY, *cheap)
-    if failure.phase.capturing or axis in (Axis.PREFILL, Axis.DECODE):
-        return (axis, Axis.MEMORY) if axis is Axis.DECODE else (axis,)
+        return (Axis.MEMORY, axis, *cheap)
+    if axis is Axis.PREFILL and plan.prefill != DISABLED:
+        return (Axis.PREFILL,)
+    if axis is Axis.DECODE and plan.decode != DISABLED:
+        return (Axis.DECODE, Axis.MEMORY)
     return cheap
 
 
@@ -136,7 +139,7 @@ def _apply(axis: Axis, plan: GraphPlan, ladder: Ladder) -> GraphPlan | None:
 
 
 def _halve(plan: GraphPlan, ladder: Ladder) -> GraphPlan | None:
-    """Half the decode batch, `MAX_HALVINGS` times at most below the wanted one, and only with decode graphs."""
+    """Half the decode batch, at most `MAX_HALVINGS` times, and only where decode has graphs."""
     size, wanted = plan.decode_max_bs, ladder.wanted.decode_max_bs
     if size is None or wanted is None or plan.decode == DISABLED or size < 2:
         return None
