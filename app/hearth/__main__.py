@@ -1,0 +1,5 @@
+"""`python -m hearth`."""
+
+from hearth.cli import main
+
+main()

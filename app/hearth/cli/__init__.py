@@ -1,0 +1,57 @@
+"""The `hearth` command: one file a verb. Verbs parse and print; the work is elsewhere."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+import typer
+
+from hearth import __version__
+from hearth.cli import bake, explain, kernels, plan, promote, serve, status, trace, warm
+from hearth.errors import ExitCode, HearthError
+
+app = typer.Typer(
+    help="Runs an SGLang engine with the graph plan you asked for, and keeps it serving.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+app.command()(serve.serve)
+app.command()(status.status)
+app.command()(explain.explain)
+app.command()(plan.plan)
+app.command()(promote.promote)
+app.command()(trace.trace)
+app.command()(bake.bake)
+app.command()(warm.warm)
+app.add_typer(kernels.kernels_app, name="kernels")
+
+
+@app.callback(invoke_without_command=True)
+def _version(
+    version: bool = typer.Option(False, "--version", help="Print the version and exit.", is_eager=True),
+) -> None:
+    if version:
+        typer.echo(f"hearth {__version__}")
+        raise typer.Exit
+
+
+def main() -> None:
+    """Entry point: runs a verb and turns what a person can act on into one line and an exit code."""
+    try:
+        app(standalone_mode=False)
+    except HearthError as error:
+        typer.echo(f"hearth: {error}", err=True)
+        sys.exit(error.code)
+    except click.exceptions.Exit as done:
+        sys.exit(done.exit_code)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(ExitCode.USAGE)
+    except (KeyboardInterrupt, click.Abort):
+        typer.echo("hearth: interrupted", err=True)
+        sys.exit(ExitCode.RETRY)
+    except BrokenPipeError:
+        sys.stderr.close()
+        sys.exit(ExitCode.OK)
