@@ -40,7 +40,6 @@ make_venv() {
   local python=$1
   "$python" -c 'import ensurepip, venv' 2>/dev/null || apt_install python3-venv ||
     fail "$python has no venv module" "sudo apt-get install python3-venv"
-  rm -rf .venv
   "$python" -m venv .venv
 }
 
@@ -58,7 +57,7 @@ stamp=$(cat requirements/dev.lock pyproject.toml | sha256sum | cut -d' ' -f1)
 [ "$(cat .venv/hearth-stamp 2>/dev/null)" = "$stamp" ] && exit
 
 python=$(find_python)
-make_venv "$python"
+.venv/bin/python -c 'import pip' 2>/dev/null || make_venv "$python"
 say "installing $(grep -c '^[a-zA-Z0-9].*==' requirements/dev.lock) packages into .venv (under a minute)"
 .venv/bin/python -m pip install --disable-pip-version-check --no-input --require-hashes \
   -r requirements/dev.lock | grep --line-buffered -E '^(Collecting|Installing|Successfully)' | cut -c1-120 >&2

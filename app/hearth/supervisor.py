@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import os
 import random
 import signal
 import sys
 import time
 from collections.abc import Mapping
 from typing import Any
+
+import yaml
 
 from hearth.board import Board, Incident
 from hearth.config import Config
@@ -34,6 +37,7 @@ log = logging.getLogger(__name__)
 
 MEMORY_SLACK = 1 << 30
 """Bytes above the idle level that still count as "memory is free again"."""
+_API_KEYS = ("api_key", "admin_api_key")
 _FINAL = {ExitCode.HOST_ACTION: State.HOST_ACTION_REQUIRED}
 
 
@@ -205,7 +209,7 @@ class Supervisor:
 
     def _argv(self) -> tuple[str, ...]:
         config = self._config
-        return engine_argv(
+        argv = engine_argv(
             config.engine.python,
             self._dialect,
             self.board.plan,
@@ -215,6 +219,19 @@ class Supervisor:
             config.model.served_name,
             config.engine.args,
         )
+        return (*argv, *self._secret_arguments())
+
+    def _secret_arguments(self) -> tuple[str, ...]:
+        """API keys go to SGLang through a file of its own `--config`, so that no argv shows them."""
+        keys = {n.replace("_", "-"): self._secrets[n] for n in _API_KEYS if n in self._secrets}
+        if not keys:
+            return ()
+        path = self._config.paths.runtime / "engine-secrets.yaml"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.unlink(missing_ok=True)
+        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+            yaml.safe_dump(keys, file)
+        return ("--config", str(path))
 
     def _env(self) -> dict[str, str]:
         config = self._config
