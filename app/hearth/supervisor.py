@@ -229,7 +229,7 @@ class Supervisor:
         path = self._config.paths.runtime / "engine-secrets.yaml"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.unlink(missing_ok=True)
-        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
             yaml.safe_dump(keys, file)
         return ("--config", str(path))
 

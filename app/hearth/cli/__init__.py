@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 
-import click
 import typer
 
 from hearth import __version__
@@ -40,18 +39,10 @@ def _version(
 def main() -> None:
     """Entry point: runs a verb and turns what a person can act on into one line and an exit code."""
     try:
-        app(standalone_mode=False)
+        app()
     except HearthError as error:
         typer.echo(f"hearth: {error}", err=True)
         sys.exit(error.code)
-    except click.exceptions.Exit as done:
-        sys.exit(done.exit_code)
-    except click.ClickException as error:
-        error.show()
-        sys.exit(ExitCode.USAGE)
-    except (KeyboardInterrupt, click.Abort):
-        typer.echo("hearth: interrupted", err=True)
-        sys.exit(ExitCode.RETRY)
     except BrokenPipeError:
         sys.stderr.close()
         sys.exit(ExitCode.OK)
