@@ -1,7 +1,8 @@
 """Where an engine is in its life, from its log lines. Pure: lines and times in, phases out.
 
-The wordings are data (`phases.yaml`) and hold for SGLang 0.5.6 to 0.5.23, on CPU and GPU; engines before 0.5.14
-capture decode graphs first, later ones prefill graphs. Times are seconds of one clock that only goes forward.
+The wordings are data (`phases.yaml`) and hold for SGLang 0.5.6 to 0.5.23, on CPU and GPU; engines before
+0.5.14 capture decode graphs first, later ones prefill graphs. Times are seconds of one clock that only goes
+forward.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ _ORDER = {phase: place for place, phase in enumerate(Phase)}
 _ORDER[Phase.CAPTURE_DECODE] = _ORDER[Phase.CAPTURE_PREFILL]
 _RANK = re.compile(r"\[[^\]]{10,40}?((?: (?:DP|PP|TP|EP|CP|MOE_?\w*)\d+)+)\]")
 _BAR = re.compile(
-    r"(?P<what>[A-Za-z][\w \-]*?)\s*(?:\((?P<item>[\w=. ]*?)(?: avail_mem=[^)]*)?\))?:\s+\d+%.*?(?P<done>\d+)/(?P<total>\d+) \["
+    r"(?P<what>[A-Za-z][\w \-]*?)\s*(?:\((?P<item>[\w=. ]*?)(?: avail_mem=[^)]*)?\))?:"
+    r"\s+\d+%.*?(?P<done>\d+)/(?P<total>\d+) \["
 )
 
 
@@ -81,8 +83,8 @@ class _Table:
 @cache
 def _table() -> _Table:
     rows: list[dict[str, Any]] = yaml.safe_load(_DATA.read_text(encoding="utf-8"))
-    # A marker stands at the start of a message: after the logger's prefix, also where that prefix is glued to the
-    # end of a progress bar. Quoted text (a logged prompt) is never one.
+    # A marker stands at the start of a message: after the logger's prefix, also where that prefix is glued to
+    # the end of a progress bar. Quoted text (a logged prompt) is never one.
     anchor = r"(?:^|[\]|:>]\s*)"
     pattern = anchor + "(?:" + "|".join(f"(?P<m{i}>{row['match']})" for i, row in enumerate(rows)) + ")"
     return _Table(
@@ -165,7 +167,7 @@ class PhaseTracker:
 
     @property
     def progress_text(self) -> str:
-        """What the last progress bar said, e.g. `Capturing batches 3/12 (bs=48)`; empty where there is none."""
+        """What the last progress bar said, e.g. `Capturing batches 3/12 (bs=48)`; else empty."""
         found = _BAR.search(self._bar)
         if not found:
             return ""
@@ -198,7 +200,7 @@ class PhaseTracker:
         return marker.phase is Phase.INIT and _ORDER[self.phase] > _ORDER[Phase.INIT]
 
     def _begin(self, phase: Phase, rank: str, now: float) -> None:
-        """A rank enters a phase. Ranks that come later to a phase that others have left don't bring it back."""
+        """A rank enters a phase. Ranks late for a phase that others have left don't bring it back."""
         self._open.setdefault(phase, set()).add(rank)
         times = self._times[rank, phase] = self._times.get((rank, phase), 0) + 1
         again = times > self._rounds.get(phase, 0)
