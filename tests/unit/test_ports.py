@@ -47,14 +47,21 @@ def test_a_free_port_stays_free(host: str) -> None:
     assert ports.owner(port) is None
 
 
-def test_time_wait_is_not_taken(listener: socket.socket) -> None:
-    port = port_of(listener)
-    client = socket.create_connection(("127.0.0.1", port))
-    server, _ = listener.accept()
-    server.close()
-    client.close()
-    listener.close()
-    ports.ensure_free("127.0.0.1", port)
+@pytest.mark.parametrize("reuse", [True, False])
+def test_time_wait_counts_as_taken_only_where_the_engine_could_not_bind_either(reuse: bool) -> None:
+    with socket.socket() as old:
+        old.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, reuse)
+        old.bind(("127.0.0.1", 0))
+        old.listen()
+        port = port_of(old)
+        client = socket.create_connection(("127.0.0.1", port))
+        old.accept()[0].close()
+        client.close()
+    if reuse:
+        return ports.ensure_free("127.0.0.1", port)
+    with pytest.raises(PortInUse, match="close in a minute"):
+        ports.ensure_free("127.0.0.1", port)
+    return None
 
 
 def test_the_owners_secrets_are_not_shown() -> None:

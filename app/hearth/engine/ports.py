@@ -70,7 +70,11 @@ def _try(family: int, address: Any, host: str, port: int) -> str | None:
 
 def _taken(host: str, port: int) -> PortInUse:
     found = owner(port)
-    if found is None or found.pid is None:
+    if found is None:
+        return PortInUse(
+            f"port {port} on {host} is taken", "nobody listens: old connections close in a minute"
+        )
+    if found.pid is None:
         return PortInUse(f"port {port} on {host} is taken", _UNSEEN.format(port=port))
     return PortInUse(
         f"port {port} on {host} is taken by process {found.pid}: {found.command}",
