@@ -2,21 +2,34 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_origin
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from hearth.errors import ConfigError, MissingError
+from hearth import yamltext
+from hearth.config_explain import Says, bare, explain
+from hearth.config_types import (
+    ArgName,
+    ArgValue,
+    Command,
+    Count,
+    EnvName,
+    EnvValue,
+    FilePath,
+    PassedName,
+    Port,
+    Scalar,
+    Seconds,
+    Text,
+    argument_name,
+)
+from hearth.errors import ConfigError
 from hearth.failure import Phase
 
-Scalar = str | int | float | bool | None
-ArgValue = Scalar | list[Scalar] | dict[str, Any]
-Seconds = Annotated[float, Field(gt=0)]
-Port = Annotated[int, Field(ge=1, le=65535)]
+__all__ = ["ArgValue", "Config", "Scalar", "load", "parse"]
 
 
 class Section(BaseModel):
@@ -24,12 +37,30 @@ class Section(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
+    @model_validator(mode="before")
+    @classmethod
+    def _empty_is_absent(cls, data: Any) -> Any:
+        """A section, list or mapping whose every line is commented out has its defaults."""
+        if not isinstance(data, dict):
+            return data
+        return {key: value for key, value in data.items() if value is not None or not cls._holds_more(key)}
+
+    @classmethod
+    def _holds_more(cls, key: object) -> bool:
+        field = cls.model_fields.get(str(key))
+        if field is None or field.is_required():
+            return False
+        kind = bare(field.annotation)
+        return get_origin(kind) in (dict, list) or (isinstance(kind, type) and issubclass(kind, BaseModel))
+
 
 class Model(Section):
     """Which weights to serve, and under which name."""
 
-    path: Path
-    served_name: str = Field(min_length=1)
+    path: FilePath
+    """Folder with the weights and config.json; `~` is the home folder."""
+    served_name: Text
+    """The name that clients ask for."""
     revision: str = ""
     """Revision of the weights: part of the fingerprint under which a plan is remembered."""
     architecture: str | None = None
@@ -39,19 +70,24 @@ class Model(Section):
 class Engine(Section):
     """The SGLang server: version, interpreter, arguments, environment."""
 
-    version: str
-    python: str = "python3"
+    version: Text
+    """SGLang's version: decides how a graph plan is spelled."""
+    python: Command = "python3"
     """Interpreter that has sglang installed."""
-    args: dict[str, ArgValue] = Field(default_factory=dict)
-    env: dict[str, str] = Field(default_factory=dict)
-    pass_env: list[str] = Field(default_factory=list)
-    """Names (or PREFIX_*) of variables handed to the engine besides the built-in allow-list."""
+    args: dict[ArgName, ArgValue] = Field(default_factory=dict)
+    """Arguments of the server, without the leading dashes. What Hearth sets itself is refused here."""
+    env: dict[EnvName, EnvValue] = Field(default_factory=dict)
+    """Variables of the engine; a number is taken as it is written. Secrets are refused here."""
+    pass_env: list[PassedName] = Field(default_factory=list)
+    """Variables (NAME or PREFIX_*) handed on from Hearth's own environment, besides the allow-list."""
 
-    @field_validator("version", mode="before")
+    @field_validator("args")
     @classmethod
-    def _version_is_text(cls, value: object) -> object:
-        if isinstance(value, (int, float)):
-            raise ValueError(f'must be text: write version: "{value}"')
+    def _named_once(cls, value: dict[str, ArgValue]) -> dict[str, ArgValue]:
+        plain = [argument_name(name) for name in value]
+        twice = sorted({name for name in plain if plain.count(name) > 1})
+        if twice:
+            raise ValueError(f"{twice[0]} is written twice, in two spellings: remove one")
         return value
 
 
@@ -59,6 +95,7 @@ class LadderRules(Section):
     """What may be given up, and how far."""
 
     enabled: bool = True
+    """Whether a failing plan is stepped down at all; if not, Hearth stops and says why."""
     allow_eager: bool = True
     """Whether no graphs at all is better than no service (it costs 9 to 19 times in decode)."""
 
@@ -66,18 +103,37 @@ class LadderRules(Section):
 class Graphs(Section):
     """The wanted graph plan."""
 
-    wanted: str = "piecewise"
-    """piecewise, standard, eager, or PREFILL,DECODE[,MAXBS]."""
-    decode_max_bs: Annotated[int, Field(ge=1)] | None = None
-    """Largest decode batch (sequences) that gets a graph; None leaves the engine's default."""
+    wanted: Annotated[str, Says("piecewise, standard, eager, or PREFILL,DECODE[,MAXBS]")] = "piecewise"
+    """The plan to start with: piecewise, standard, eager, or PREFILL,DECODE[,MAXBS]."""
+    decode_max_bs: Count | None = None
+    """Largest decode batch (sequences) that gets a graph; null leaves the engine's default."""
     ladder: LadderRules = LadderRules()
+
+    @field_validator("wanted")
+    @classmethod
+    def _is_plan(cls, value: str) -> str:
+        plain = re.sub(r"\s", "", value)
+        if not re.fullmatch(r"piecewise|standard|eager|[a-z_]+,[a-z_]+(,[1-9][0-9]{0,5})?", plain):
+            raise ValueError(
+                f"no graph plan {value[:60]!r}: write piecewise, standard, eager, or PREFILL,DECODE[,MAXBS]"
+            )
+        return plain
+
+    @model_validator(mode="after")
+    def _one_size(self) -> Graphs:
+        size = self.wanted.split(",")[2:]
+        if size and self.decode_max_bs not in (None, int(size[0])):
+            raise ValueError(f"wanted says {size[0]} and decode_max_bs {self.decode_max_bs}: write it once")
+        return self
 
 
 class PhaseLimit(Section):
     """When a phase has hung: seconds in all, and seconds without a line or other progress."""
 
     deadline: Seconds | None = None
+    """Seconds that the phase may take in all; null for no limit."""
     silence: Seconds | None = None
+    """Seconds without a log line or other progress; null for no limit."""
 
 
 def _default_phases() -> dict[Phase, PhaseLimit]:
@@ -100,7 +156,8 @@ class Limits(Section):
     """Deadlines, restart limits and the pace of looking."""
 
     phases: dict[Phase, PhaseLimit] = Field(default_factory=dict)
-    stall: Seconds = 300.0
+    """Limits of a start-up phase, over the defaults below."""
+    stall: Seconds = 120.0
     """While serving: seconds with requests running and no token before the engine counts as hung."""
     drain: Seconds = 60.0
     """Seconds that running requests get to finish before a stop becomes a kill."""
@@ -109,10 +166,13 @@ class Limits(Section):
     memory_free: Seconds = 120.0
     """Seconds to wait for GPU memory to fall after a kill."""
     restart_window: Seconds = 3600.0
-    restart_count: Annotated[int, Field(ge=1)] = 4
+    """Seconds that a failure counts against its plan."""
+    restart_count: Count = 4
     """Deaths within the window before a step down (unknown causes) or giving up."""
     backoff: Seconds = 5.0
+    """Seconds before the first restart after an unexplained death; doubles with each one in the window."""
     backoff_max: Seconds = 120.0
+    """Seconds that the wait grows to at most."""
     poll: Seconds = 5.0
     """Seconds between two looks at the engine's metrics."""
 
@@ -128,12 +188,16 @@ class Limits(Section):
 class Canary(Section):
     """A tiny request with a known answer, sent before READY and now and then."""
 
-    prompt: str = "What is 2 + 2? Answer with the number only."
+    prompt: Text = "What is 2 + 2? Answer with the number only."
+    """Text to complete, at temperature 0."""
     expect: str | None = None
-    """Regular expression the answer must match; None asks only for some text."""
-    max_tokens: Annotated[int, Field(ge=1, le=512)] = 32
+    """Regular expression that must be found in the answer; null asks only for some text."""
+    max_tokens: Annotated[Count, Field(le=512), Says("a whole number, 1 to 512")] = 32
+    """Length of the answer in tokens."""
     interval: Seconds = 120.0
+    """Seconds between two canaries while serving."""
     timeout: Seconds = 60.0
+    """Seconds that an answer may take."""
 
     @field_validator("expect")
     @classmethod
@@ -141,40 +205,51 @@ class Canary(Section):
         if value is not None:
             try:
                 re.compile(value)
-            except re.error as error:
-                raise ValueError(f"not a regular expression: {error}") from error
+            except (re.error, RecursionError, OverflowError) as error:
+                raise ValueError(
+                    f"not a regular expression ({error}): write one as in Python's re"
+                ) from error
         return value
 
 
 class Ports(Section):
     """Where the engine answers clients and the supervisor answers operators."""
 
-    engine_host: str = "0.0.0.0"
+    engine_host: Text = "0.0.0.0"
+    """Address that the engine listens on."""
     engine: Port = 30000
-    supervisor_host: str = "127.0.0.1"
+    """Port that the engine listens on."""
+    supervisor_host: Text = "127.0.0.1"
+    """Address of the supervisor's own port."""
     supervisor: Port = 9400
+    """Port of the status page, /metrics, /livez and /readyz."""
 
     @model_validator(mode="after")
     def _differ(self) -> Ports:
         if self.engine == self.supervisor:
-            raise ValueError("engine and supervisor need two different ports")
+            raise ValueError("engine and supervisor have the same port: write two different ones")
         return self
 
 
 class Paths(Section):
     """Where Hearth keeps what outlives a start, and what does not."""
 
-    state: Path = Path("/var/lib/hearth")
-    runtime: Path = Path("/run/hearth")
-    cache: Path = Path("/var/cache/hearth")
+    state: FilePath = Path("/var/lib/hearth")
+    """What must outlive a restart: the remembered plan."""
+    runtime: FilePath = Path("/run/hearth")
+    """What belongs to one start, such as the engine's metrics files."""
+    cache: FilePath = Path("/var/cache/hearth")
+    """Compiled kernels and other caches: can be lost, at the price of a slow start."""
 
 
 class Secrets(Section):
     """Secrets, each as a file that holds the value alone."""
 
-    api_key_file: Path | None = None
-    admin_api_key_file: Path | None = None
-    redact_files: list[Path] = Field(default_factory=list)
+    api_key_file: FilePath | None = None
+    """The key that clients must send."""
+    admin_api_key_file: FilePath | None = None
+    """The key for administrative requests."""
+    redact_files: list[FilePath] = Field(default_factory=list)
     """More files whose content must never reach a log or a page."""
 
 
@@ -198,104 +273,37 @@ class Config(Section):
 def load(path: Path) -> Config:
     """Read a config file.
 
-    Raises ConfigError (`file: key: what is wrong: what to write`) or MissingError.
+    Raises ConfigError (`file: key: what is wrong: what to write`, a line for each problem) or MissingError.
     """
-    try:
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise MissingError(
-            f"{path}: no such file", "copy hearth.example.yaml there, or name another with --config"
-        ) from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: can't be read: {error}") from error
-    return parse(text, str(path))
+    return parse(yamltext.read(path), str(path))
 
 
 def parse(text: str, name: str) -> Config:
     """Read config text; `name` stands for the file in errors. Raises ConfigError."""
-    try:
-        data = yaml.load(text, Loader=_UniqueKeyLoader)
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{name}: {_yaml_problem(error)}", "fix the YAML there") from error
-    if not isinstance(data, dict):
-        raise ConfigError(f"{name}: the file must be a mapping with model: and engine:")
+    tree = yamltext.compose(text.removeprefix("\ufeff"), name)
+    _keep_text(tree, Config)
+    data = yamltext.construct(tree, name)
     try:
         return Config.model_validate(data)
     except ValidationError as error:
-        raise ConfigError("\n".join(_explain(name, e) for e in error.errors())) from error
+        raise ConfigError("\n".join(explain(name, e, Config) for e in error.errors())) from error
 
 
-class _UniqueKeyLoader(yaml.SafeLoader):
-    """SafeLoader that refuses a key written twice; YAML would silently keep the last."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen: set[Any] = set()
-        for key_node, _ in node.value:
-            key = self.construct_object(key_node, deep=True)
-            if isinstance(key, (list, dict)):
-                raise yaml.constructor.ConstructorError(
-                    None, None, "a key must be plain text", key_node.start_mark
-                )
-            if key in seen:
-                raise yaml.constructor.ConstructorError(
-                    None, None, f"key {key!r} is written twice", key_node.start_mark
-                )
-            seen.add(key)
-        return super().construct_mapping(node, deep)
+def _keep_text(node: yaml.Node, kind: Any) -> None:
+    """Where text is wanted, a number is text as it is written: version 0.10 isn't 0.1."""
+    if kind in (str, Path):
+        yamltext.as_text(node)
+    elif isinstance(node, yaml.SequenceNode) and get_origin(kind) is list:
+        for item in node.value:
+            _keep_text(item, bare(kind.__args__[0]))
+    elif isinstance(node, yaml.MappingNode):
+        for key, value in node.value:
+            _keep_text(value, _kind_of(key.value, kind))
 
 
-def _yaml_problem(error: yaml.YAMLError) -> str:
-    mark = getattr(error, "problem_mark", None)
-    problem = getattr(error, "problem", None) or str(error).splitlines()[0]
-    return f"line {mark.line + 1}: {problem}" if mark else str(problem)
-
-
-def _explain(name: str, error: Any) -> str:
-    location = tuple(part for part in error["loc"] if part != "[key]")
-    key = ".".join(str(part) for part in location) or "(top level)"
-    match error["type"]:
-        case "extra_forbidden":
-            return f"{name}: {key}: no such key: {_nearest(location)}"
-        case "missing":
-            return f"{name}: {key}: missing: {_wanted(location)}"
-        case _:
-            message = str(error["msg"]).removeprefix("Value error, ")
-            message = message[:1].lower() + message[1:]
-            given = "" if isinstance(error["input"], (dict, list)) else f" (given: {error['input']!r})"
-            return f"{name}: {key}: {message}{given}: {_wanted(location)}"
-
-
-def _section(location: tuple[Any, ...]) -> type[BaseModel] | None:
-    """The model class that holds the last key of `location`."""
-    current: type[BaseModel] = Config
-    for part in location[:-1]:
-        field = current.model_fields.get(str(part))
-        kind = field.annotation if field else None
-        if isinstance(kind, type) and issubclass(kind, BaseModel):
-            current = kind
-        elif field is not None and "PhaseLimit" in str(kind):
-            return PhaseLimit
-        else:
-            return None
-    return current
-
-
-def _nearest(location: tuple[Any, ...]) -> str:
-    section = _section(location)
-    known = sorted(section.model_fields) if section else []
-    close = difflib.get_close_matches(str(location[-1]), known, n=1)
-    return f"did you mean {close[0]}?" if close else f"write one of {', '.join(known)}"
-
-
-def _wanted(location: tuple[Any, ...]) -> str:
-    section = _section(location)
-    field = section.model_fields.get(str(location[-1])) if section else None
-    if field is None:
-        return "see hearth.example.yaml"
-    default = "" if field.is_required() else f", default {field.get_default(call_default_factory=True)!r}"
-    return f"write a value of type {_type_name(field.annotation)}{default}"
-
-
-def _type_name(annotation: Any) -> str:
-    name = getattr(annotation, "__name__", None) if isinstance(annotation, type) else None
-    return name or re.sub(r"typing\.|pathlib\.|hearth\.config\.", "", str(annotation))
+def _kind_of(key: str, owner: Any) -> Any:
+    """The type of a key's value in a section or mapping; None where it has none."""
+    if get_origin(owner) is dict:
+        return bare(owner.__args__[1])
+    field = owner.model_fields.get(key) if isinstance(owner, type) and issubclass(owner, BaseModel) else None
+    return bare(field.annotation) if field else None
