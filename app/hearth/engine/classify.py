@@ -123,12 +123,21 @@ def _choose(run: Run, matches: Sequence[Match]) -> Match | None:
     verdict, cause, symptom = first[Tier.VERDICT], first[Tier.CAUSE], first[Tier.SYMPTOM]
     if verdict is not None:
         return verdict
-    if cause is None or symptom is None or cause.index <= symptom.index:
-        return cause or symptom or _weak(matches)
     told = [m for m in matches if m.signature.tier is Tier.CAUSE]
+    if cause is not None and (symptom is None or cause.index <= symptom.index):
+        return _beneath(run, cause, told) if cause.signature.kind is FailureKind.COMM else cause
+    if symptom is None:
+        return _weak(matches)
     story = run.story(symptom.index)
     near = next((m for m in told if m.index in story and m.rank == symptom.rank), None)
     return near or next((m for m in told if m.signature.kind in _EXPLAINS), symptom)
+
+
+def _beneath(run: Run, cause: Match, told: Sequence[Match]) -> Match:
+    """What broke the connection, where the same message says so (NCCL reports a full /dev/shm as its own)."""
+    story = run.story(cause.index)
+    same = (m for m in told if m.index in story and m.rank == cause.rank)
+    return next((m for m in same if m.signature.kind in _EXPLAINS), cause)
 
 
 def _weak(matches: Sequence[Match]) -> Match | None:

@@ -43,7 +43,7 @@ class Run:
     moves: list[tuple[int, Phase]] = field(default_factory=list)
     """Every change of phase: (line index, new phase)."""
     batches: list[tuple[int, Axis, bool]] = field(default_factory=list)
-    """Last prefill and decode batch lines before each match: (line index, axis, ran a graph)."""
+    """Prefill and decode batch lines: (line index, axis, ran a graph)."""
     phase: Phase = Phase.SPAWN
     ready: bool = False
 
@@ -108,23 +108,22 @@ def read(lines: Sequence[str], phase: Phase | None = None, rows: Table | None = 
     `phase` is where the caller knows the engine to be, for a log that lacks the start.
     """
     tracker = PhaseTracker({}, 0.0)
-    runs = [Run()]
+    runs, phases = [Run()], [list[Phase]()]
     ranks = _Ranks()
-    skip = False
     for line in plain_lines(lines):
         moved = tracker.observe(line, 0.0)
         if tracker.run >= len(runs):
             runs.append(Run())
+            phases.append([])
         run = runs[-1]
+        if moved is not None:
+            run.moves.append((len(run.lines), moved))
         run.lines.append(line)
         run.ranks.append(ranks.of(line))
-        if moved is not None:
-            run.moves.append((len(run.lines) - 1, moved))
         run.phase, run.ready = tracker.phase, tracker.ready
-        frame = bool(_FRAME.match(line))
-        source, skip = skip and line.startswith("  "), frame
-        if not (frame or source):
-            _match(run, line, phase or tracker.phase, rows or table())
+        phases[-1].append(phase or tracker.phase)
+    for run, where in zip(runs, phases, strict=True):
+        _match(run, where, rows or table())
     return runs
 
 
@@ -146,16 +145,26 @@ class _Ranks:
         return rank
 
 
-def _match(run: Run, line: str, phase: Phase, rows: Table) -> None:
-    index = len(run.lines) - 1
-    batch = _BATCH.search(line) if "batch, #" in line else None
-    if batch:
-        axis = Axis.PREFILL if batch[1].lower() == "prefill" else Axis.DECODE
-        run.batches.append((index, axis, batch[2] == "True"))
-        del run.batches[:-64]
-        return
-    if line and not line.isspace():
-        run.matches.extend(Match(index, row, phase, run.ranks[index]) for row in rows.match(line, phase))
+def _match(run: Run, phases: Sequence[Phase], rows: Table) -> None:
+    """Fill in what the table and the batch lines say."""
+    short = [shorten(line) for line in run.lines]
+    for index in rows.candidates(short):
+        if not _is_source(run.lines, index):
+            found = rows.match(short[index], phases[index])
+            run.matches.extend(Match(index, row, phases[index], run.ranks[index]) for row in found)
+    for index, line in enumerate(short):
+        batch = _BATCH.search(line) if "batch, #" in line else None
+        if batch:
+            axis = Axis.PREFILL if batch[1].lower() == "prefill" else Axis.DECODE
+            run.batches.append((index, axis, batch[2] == "True"))
+
+
+def _is_source(lines: Sequence[str], index: int) -> bool:
+    """Whether a line is a frame of a traceback or the program text below one: words in there mean nothing."""
+    line = lines[index]
+    return bool(_FRAME.match(line)) or (
+        line.startswith("  ") and index > 0 and bool(_FRAME.match(lines[index - 1]))
+    )
 
 
 def survived(run: Run, match: Match) -> bool:

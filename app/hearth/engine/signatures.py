@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +93,28 @@ class Table:
     signatures: tuple[Signature, ...]
     noise: tuple[tuple[str, ...], ...]
 
+    @cached_property
+    def literals(self) -> tuple[str, ...]:
+        """Lower-case texts, one of which stands in every line that any row matches."""
+        rows = self.signatures
+        return tuple(
+            dict.fromkeys([g[0] for r in rows for g in r.globs] + [t for r in rows for t in r.needed])
+        )
+
+    def candidates(self, lines: Sequence[str]) -> list[int]:
+        """The places of the lines that a row may match: one search over the whole text for each literal."""
+        text = "\n".join(line.lower() for line in lines)
+        starts = [0, *(at.end() for at in re.finditer("\n", text))]
+        found: set[int] = set()
+        for literal in self.literals:
+            at = text.find(literal)
+            while at >= 0:
+                place = bisect_right(starts, at) - 1
+                found.add(place)
+                end = starts[place + 1] if place + 1 < len(starts) else len(text)
+                at = text.find(literal, end)
+        return sorted(found)
+
     def match(self, line: str, phase: Phase) -> list[Signature]:
         """The rows that a line matches in a phase, best tier first."""
         lowered = shorten(line).lower()
@@ -113,7 +136,7 @@ def table() -> Table:
 
 def parse(text: str) -> Table:
     """Read a table. Raises ConfigError naming the row and the key."""
-    data = yaml.safe_load(text)
+    data = yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
     rows = tuple(_signature(row) for row in data["signatures"])
     names = [row.id for row in rows]
     twice = {name for name in names if names.count(name) > 1}
