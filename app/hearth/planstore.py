@@ -1,19 +1,22 @@
 """The plan that worked, remembered by fingerprint.
 
 One JSON file: schema, checksum, and the plans. It is written atomically, and a file that can't be trusted is
-set aside, never deleted: the engine then starts from the wanted plan.
+set aside, never deleted: the engine then starts from the wanted plan. Writers take turns by a lock (`flock`
+on the directory), which also makes the one temporary file theirs: what a kill leaves, the next write removes.
 """
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import logging
 import os
-import tempfile
+import stat
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +28,12 @@ log = logging.getLogger(__name__)
 
 SCHEMA = 1
 FILE_NAME = "plans.json"
+MAX_BYTES = 4 << 20
+"""A larger file isn't ours. 32 plans with all their failures stay far below."""
 _KEPT = 32
+_FAILURES_KEPT, _EVIDENCE_KEPT, _LINE_KEPT = 16, 10, 300
+_LOCK_WAIT = 3.0
+_UNTRUSTED = (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError)
 
 
 @dataclass(frozen=True)
@@ -63,16 +71,25 @@ class PlanStore:
         self, key: str, plan: GraphPlan, wanted: GraphPlan, failures: Sequence[Failure] = ()
     ) -> None:
         """Save the plan that works. Raises StateError when the disk refuses."""
-        entries = self._read()
-        entries[key] = Remembered(plan, wanted, tuple(failures), time.time())
-        newest = sorted(entries.items(), key=lambda item: item[1].saved_at)[-_KEPT:]
-        self._write(dict(newest))
+        entry = Remembered(plan, wanted, tuple(_short(f) for f in failures[-_FAILURES_KEPT:]), time.time())
+
+        def add(entries: dict[str, Remembered]) -> dict[str, Remembered]:
+            entries.pop(key, None)  # newest last: the order counts, not the clock, which may go back
+            return dict([*entries.items(), (key, entry)][-_KEPT:])
+
+        self._update(add)
 
     def forget(self) -> list[Remembered]:
         """Forget every step down; returns what was forgotten. Raises StateError when the disk refuses."""
-        forgotten = [entry for entry in self._read().values() if entry.plan != entry.wanted]
-        if forgotten:
-            self._write({k: e for k, e in self._read().items() if e.plan == e.wanted})
+        if not any(entry.plan != entry.wanted for entry in self._read().values()):
+            return []
+        forgotten: list[Remembered] = []
+
+        def keep(entries: dict[str, Remembered]) -> dict[str, Remembered]:
+            forgotten.extend(entry for entry in entries.values() if entry.plan != entry.wanted)
+            return {key: entry for key, entry in entries.items() if entry.plan == entry.wanted}
+
+        self._update(keep)
         return forgotten
 
     def all(self) -> dict[str, Remembered]:
@@ -80,34 +97,53 @@ class PlanStore:
         return self._read()
 
     def _read(self) -> dict[str, Remembered]:
+        """What the file holds; never fails."""
         try:
-            raw = self.path.read_bytes()
+            return _decode(_read_file(self.path))
         except FileNotFoundError:
             return {}
         except OSError as error:
             log.warning("%s: can't be read (%s): starting from the wanted plan", self.path, error)
             return {}
+        except _UNTRUSTED as doubt:
+            return self._read_again(doubt)
+
+    def _read_again(self, doubt: Exception) -> dict[str, Remembered]:
+        """Before a file is set aside: a writer may just have replaced it."""
         try:
-            return _decode(raw)
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            with _locked(self.path.parent):
+                return self._read_to_replace()
+        except OSError as error:
+            log.warning("%s: unusable (%s) and can't be moved aside (%s)", self.path, doubt, error)
+            return {}
+
+    def _read_to_replace(self) -> dict[str, Remembered]:
+        """What the file holds, under the lock; a file that can't be read leaves the place. Raises OSError."""
+        try:
+            return _decode(_read_file(self.path))
+        except FileNotFoundError:
+            return {}
+        except (OSError, *_UNTRUSTED) as error:
             self._set_aside(error)
             return {}
 
     def _set_aside(self, error: Exception) -> None:
-        aside = self.path.with_name(f"{FILE_NAME}.unusable-{time.time_ns()}")
-        try:
-            self.path.replace(aside)
-        except OSError as moving:
-            log.warning("%s: unusable (%s) and can't be moved aside (%s)", self.path, error, moving)
-            return
+        number = time.time_ns()
+        while (aside := self.path.with_name(f"{FILE_NAME}.unusable-{number}")).exists():
+            number += 1
+        self.path.replace(aside)
+        text = str(error)[:200]
         log.warning(
-            "%s: unusable (%s): set aside as %s; starting from the wanted plan", self.path, error, aside.name
+            "%s: unusable (%s): set aside as %s; starting from the wanted plan", self.path, text, aside.name
         )
 
-    def _write(self, entries: Mapping[str, Remembered]) -> None:
+    def _update(self, change: Callable[[dict[str, Remembered]], dict[str, Remembered]]) -> None:
+        """Read, change and write under the lock."""
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            _replace_file(self.path, _encode(entries))
+            with _locked(self.path.parent):
+                entries = change(self._read_to_replace())
+                _replace_file(Path(os.path.realpath(self.path)), _encode(entries))
         except OSError as error:
             raise StateError(
                 f"{self.path}: can't be written: {error.strerror or error}",
@@ -115,23 +151,78 @@ class PlanStore:
             ) from error
 
 
+def _short(failure: Failure) -> Failure:
+    """A failure small enough to keep: log lines may have any length."""
+    evidence = tuple(line[:_LINE_KEPT] for line in failure.evidence[:_EVIDENCE_KEPT])
+    return replace(failure, evidence=evidence, hint=failure.hint[:_LINE_KEPT])
+
+
+@contextmanager
+def _locked(directory: Path) -> Iterator[None]:
+    """Hold the writers' lock, waiting a little for another writer. Raises OSError."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        _lock(descriptor, time.monotonic() + _LOCK_WAIT)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _lock(descriptor: int, deadline: float) -> None:
+    while True:
+        try:
+            return fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            if time.monotonic() > deadline:
+                raise OSError(error.errno, "another process holds its lock") from error
+            time.sleep(0.005)
+
+
+def _read_file(path: Path) -> bytes:
+    """The content of a regular file of sensible size; ValueError for anything else."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with open(descriptor, "rb") as file:  # noqa: PTH123 (a descriptor: a pipe in its place must not block)
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise ValueError("not a regular file")
+        raw = file.read(MAX_BYTES + 1)
+    if len(raw) > MAX_BYTES:
+        raise ValueError("far too large")
+    return raw
+
+
 def _replace_file(path: Path, content: bytes) -> None:
-    """Write aside, flush, rename, flush the directory: at any moment either the old or the new file is there."""
-    descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    """Write aside, flush, rename, flush the directory: at any moment either the old or the new file is there.
+
+    Call it under the lock. Keeps the mode and, where that is allowed, the owner of the file it replaces.
+    """
+    temporary = path.with_name(f".{path.name}.tmp")
+    temporary.unlink(missing_ok=True)
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
         with os.fdopen(descriptor, "wb") as file:
+            _like(path, descriptor)
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        Path(temporary).replace(path)
+        temporary.replace(path)
     except BaseException:
-        Path(temporary).unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise
     directory = os.open(path.parent, os.O_RDONLY)
     try:
         os.fsync(directory)
     finally:
         os.close(directory)
+
+
+def _like(path: Path, descriptor: int) -> None:
+    """Give a new file the owner and mode of the one at `path`."""
+    try:
+        old = path.stat()
+        os.fchmod(descriptor, stat.S_IMODE(old.st_mode) & 0o777)
+        os.fchown(descriptor, old.st_uid, old.st_gid)
+    except (FileNotFoundError, PermissionError):
+        return
 
 
 def _checksum(plans: Any) -> str:
@@ -173,4 +264,6 @@ def _entry(value: Mapping[str, Any]) -> Remembered:
 
 def _plan(value: Mapping[str, Any]) -> GraphPlan:
     size = value["decode_max_bs"]
+    if size is not None and int(size) < 1:
+        raise ValueError(f"decode_max_bs {size!r}")
     return GraphPlan(str(value["prefill"]), str(value["decode"]), None if size is None else int(size))
