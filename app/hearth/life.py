@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from hearth.board import Board
 from hearth.config import Config
-from hearth.engine.classify import classify, live_signature
+from hearth.engine.classify import classify, hang_failure
 from hearth.engine.effective import differences, effective_plan
-from hearth.engine.logstream import LogStream
-from hearth.engine.phases import PhaseLimit, PhaseTracker
+from hearth.engine.logstream import LogStream, log_pipe
+from hearth.engine.phases import PhaseTracker
 from hearth.engine.ports import owner
 from hearth.engine.probe import CanaryResult, Probe
 from hearth.engine.process import EngineProcess, StopReport
 from hearth.engine.redact import Redactor
-from hearth.failure import Axis, Failure, FailureKind, Phase
+from hearth.engine.signatures import live_signature
+from hearth.failure import Failure, FailureKind, Phase
 from hearth.ladder import GraphPlan
 from hearth.metrics import Metrics
 from hearth.pulse import CANARY_TRIES, Pulse, numerics, unanswered
@@ -61,7 +62,7 @@ class Life:
         self._forward, self._on_serving = forward, on_serving
         self._wake = asyncio.Event()
         self._fatal_at: float | None = None
-        self._tracker = PhaseTracker(_limits(config), time.monotonic())
+        self._tracker = PhaseTracker({phase: config.limits.phase(phase) for phase in Phase}, time.monotonic())
         self._process: EngineProcess | None = None
         self._stream: LogStream | None = None
 
@@ -101,11 +102,16 @@ class Life:
 
     async def _spawn(self) -> None:
         self._metrics.engine_restarted()
-        runtime = self._config.paths.runtime
-        self._process = await EngineProcess.spawn(self._launch.argv, self._launch.env, runtime_dir=runtime)
-        self._stream = LogStream(
-            self._process.output, self._forward, self._redactor, self._on_lines, asyncio.get_running_loop()
-        )
+        read_end, write_end = log_pipe()
+        try:
+            self._process = await EngineProcess.spawn(
+                self._launch.argv, self._launch.env, write_end, runtime_dir=self._config.paths.runtime
+            )
+        except BaseException:
+            os.close(read_end)
+            raise
+        loop = asyncio.get_running_loop()
+        self._stream = LogStream(read_end, self._forward, self._redactor, self._on_lines, loop)
         self._stream.mark(Phase.SPAWN)
         self._stream.start()
         self._show_phase()
@@ -119,6 +125,7 @@ class Life:
             if self._fatal_at is None and live_signature(line) is not None:
                 self._fatal_at = now
                 self._wake.set()
+        self._board.progress = self._tracker.progress_text
 
     def _show_phase(self) -> None:
         phase = self._tracker.phase
@@ -158,17 +165,7 @@ class Life:
 
     def _overdue(self) -> Failure | None:
         overdue = self._tracker.overdue(time.monotonic())
-        if overdue is None:
-            return None
-        axes = {Phase.CAPTURE_PREFILL: Axis.PREFILL, Phase.CAPTURE_DECODE: Axis.DECODE}
-        return Failure(
-            FailureKind.HANG,
-            overdue.phase,
-            axes.get(overdue.phase, Axis.NONE),
-            evidence=(f"{overdue.phase.value}: {overdue.why}", *self._lines()[-5:]),
-            hint=f"if it only needs longer, raise limits.phases.{overdue.phase.value} in the config",
-            source="hearth: phase deadline",
-        )
+        return None if overdue is None else hang_failure(overdue, self._lines())
 
     async def _verify(self) -> Failure | None:
         """The engine says it is ready: is it our engine, and does it answer right?"""
@@ -270,13 +267,3 @@ class Life:
 
     def _lines(self) -> list[str]:
         return self._stream.all_lines() if self._stream is not None else []
-
-
-def _limits(config: Config) -> dict[Phase, PhaseLimit]:
-    limits = {phase: config.limits.phase(phase) for phase in Phase}
-    return {phase: PhaseLimit(limit.deadline, limit.silence) for phase, limit in limits.items()}
-
-
-def read_secret(path: Path | None) -> str:
-    """The value in a secret file, without surrounding white space; empty for no file."""
-    return "" if path is None else path.read_text(encoding="utf-8").strip()

@@ -264,7 +264,7 @@ class Supervisor:
         self._say(sentence)
 
     def _say(self, sentence: str) -> None:
-        sentence = self._redactor.text(sentence)
+        sentence = self._redactor(sentence)
         self.board.say(sentence)
         log.info("%s", sentence)
 
