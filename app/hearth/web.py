@@ -129,9 +129,7 @@ class Web:
 
     async def _get_page(self, _: web.Request) -> web.Response:
         headers = {"Content-Security-Policy": self._page.policy}
-        return web.Response(
-            body=self._root.get(), content_type="text/html", charset="utf-8", headers=headers
-        )
+        return web.Response(body=self._root.get(), content_type="text/html", charset="utf-8", headers=headers)
 
     async def _get_livez(self, _: web.Request) -> web.Response:
         late = time.monotonic() - self._board.loop_turned_at

@@ -53,7 +53,10 @@ KILLED = Failure(
     FailureKind.ENGINE_KILLED,
     Phase.SERVING,
     Axis.NONE,
-    evidence=("the engine was killed by signal 9 (SIGKILL)", "Out of memory: Killed process 48212 (sglang::schedul)"),
+    evidence=(
+        "the engine was killed by signal 9 (SIGKILL)",
+        "Out of memory: Killed process 48212 (sglang::schedul)",
+    ),
     hint="the kernel's OOM killer: look at the container's memory limit",
     source="exit status",
 )
@@ -79,7 +82,8 @@ def _hour(board: Board, scale: float = 1.0, gap: tuple[float, float] = (0.0, 0.0
         generation = max(0.0, scale * 980 * load + dice.gauss(0, 40))
         prefill = max(0.0, scale * 6200 * load * dice.uniform(0.5, 1.2))
         board.history.add(now - second, generation, prefill)
-    board.rates = {"generation": 846.4 * scale, "prefill": 4310.0 * scale}
+    _, generation, prefill = board.history.points()[-1]
+    board.rates = {"generation": generation, "prefill": prefill}
 
 
 def _serve(board: Board, since: float) -> None:
@@ -112,7 +116,9 @@ def stepped_down() -> Board:
         [
             Incident(now - 9 * 86400, KILLED, PIECEWISE, "engine_killed: start again on the same plan"),
             Incident(now - 2500, NUMERICS, PIECEWISE, "numerics: once is tolerated; same plan again"),
-            Incident(now - 2130, DYNAMO, PIECEWISE, f"graph_capture: step down from {PIECEWISE} to {STANDARD}"),
+            Incident(
+                now - 2130, DYNAMO, PIECEWISE, f"graph_capture: step down from {PIECEWISE} to {STANDARD}"
+            ),
         ]
     )
     board.restarts, board.ladder_steps = 3, 1
@@ -132,8 +138,8 @@ def starting() -> Board:
     """In the middle of loading weights."""
     board = _board()
     board.state, board.state_since = State.STARTING, time.time() - 203
-    board.phase, board.progress = Phase.LOAD, "37 % (20 of 54 shards)"
-    board.phase_seconds = {"spawn": 6.41, "init": 38.9}
+    board.phase, board.progress = Phase.LOAD, "Loading safetensors checkpoint shards 20/54"
+    board.phase_seconds = {"spawn": 6.41, "init": 38.9, "load": 150.0}
     board.say(f"Starting the engine with {PIECEWISE}.")
     return board
 
@@ -143,7 +149,9 @@ def gave_up() -> Board:
     board = _board(plan=EAGER)
     board.state, board.state_since = State.GAVE_UP, time.time() - 12
     board.phase, board.phase_seconds = Phase.CAPTURE_DECODE, {"spawn": 6.4, "init": 39.2, "load": 409.0}
-    board.incidents.append(Incident(time.time() - 13, KILLED, EAGER, f"engine_killed: no step is left below {EAGER}"))
+    board.incidents.append(
+        Incident(time.time() - 13, KILLED, EAGER, f"engine_killed: no step is left below {EAGER}")
+    )
     board.restarts, board.ladder_steps = 6, 2
     board.say(
         f"Stopped for good: engine_killed: no step is left below {EAGER}. "
