@@ -63,8 +63,12 @@ class Ladder:
 
     @classmethod
     def build(cls, wanted: GraphPlan, prefill: Sequence[str], decode: Sequence[str]) -> Ladder:
-        """Order the backends that the dialect knows (`prefill`, `decode`) from the wanted one down."""
-        return cls(wanted, _order(wanted.prefill, prefill), _order(wanted.decode, decode))
+        """Order the backends that the dialect knows (`prefill`, `decode`) from the wanted one down.
+
+        Prefill falls to the other piecewise kind, whichever was wanted; decode never goes up in `decode`.
+        """
+        below = decode[list(decode).index(wanted.decode) :] if wanted.decode in decode else decode
+        return cls(wanted, _order(wanted.prefill, prefill), _order(wanted.decode, below))
 
     def below(self, axis: Axis, backend: str) -> str | None:
         """The next backend down on an axis, or None at its end."""
@@ -74,7 +78,7 @@ class Ladder:
 
 
 def _order(wanted: str, known: Sequence[str]) -> tuple[str, ...]:
-    """Wanted first, then what the dialect lists after it; a wanted `disabled` has nothing below."""
+    """Wanted first, then the others as listed; a wanted `disabled` has nothing below."""
     if wanted == DISABLED:
         return (DISABLED,)
     rest = [name for name in known if name not in (wanted, DISABLED)]
@@ -87,11 +91,12 @@ def degrade(
     """The next plan down after `failure`, or None where no plan can help.
 
     `history` holds the earlier failures that were stepped down for, oldest first: a plan without any graphs
-    is reached early only when prefill and decode graphs each failed for themselves.
+    is reached early only when prefill and decode graphs each failed for themselves (running out of memory
+    while capturing isn't that).
     """
     if failure.kind not in STEPPABLE or _no_plan_helps(failure):
         return None
-    failed = {_axis(f) for f in (*history, failure)}
+    failed = {_axis(f) for f in (*history, failure) if f.kind is not FailureKind.OOM}
     for step in _steps(failure, plan):
         lower = _apply(step, plan, ladder)
         if lower is not None and not _too_early(lower, plan, ladder, failed):

@@ -73,9 +73,11 @@ def decide(
         return _stop(STOPS[failure.kind], f"{failure.kind}: no graph plan can fix it")
     if failure.kind in _AT_ONCE or (failure.kind is FailureKind.HANG and failure.phase.capturing):
         return _step(failure, plan, ladder, events, rules)
-    recent = [e for e in events if e.plan == plan and now - e.at <= rules.window]
+    in_window = [e for e in events if now - e.at <= rules.window]
+    recent = [e for e in in_window if e.plan == plan]
     if failure.kind in _ONCE_MORE:
-        return _once_more(failure, plan, ladder, events, recent, rules)
+        about = in_window if failure.kind is FailureKind.COMM else recent
+        return _once_more(failure, plan, ladder, events, about, rules)
     if len(recent) + 1 >= rules.count:
         return _step(failure, plan, ladder, events, rules)
     return _restart(plan, _backoff(len(recent), rules), f"{failure.kind}: start again on the same plan")
@@ -89,7 +91,10 @@ def _once_more(
     recent: Sequence[Event],
     rules: Rules,
 ) -> Decision:
-    """numerics, comm, hang: one restart on the same plan; the same again is a verdict."""
+    """numerics, comm, hang: one restart on the same plan; the same again is a verdict.
+
+    `recent` are the events in the window: those of this plan, for comm (no plan's doing) those of any.
+    """
     if not any(e.failure.kind is failure.kind for e in recent):
         return _restart(plan, 0.0, f"{failure.kind}: once is tolerated; same plan again")
     if failure.kind is FailureKind.COMM:
@@ -100,21 +105,37 @@ def _once_more(
 def _step(
     failure: Failure, plan: GraphPlan, ladder: Ladder, events: Sequence[Event], rules: Rules
 ) -> Decision:
-    stepped = [e.failure for e in events if e.stepped]
-    lower = degrade(plan, failure, ladder, stepped) if rules.ladder_enabled else None
-    if lower is not None and not rules.allow_eager and (lower.prefill, lower.decode) == (DISABLED, DISABLED):
-        lower = None
+    lower = _lower(failure, plan, ladder, [e.failure for e in events if e.stepped], rules)
     if lower is not None:
         return Decision(
             Action.STEP_DOWN, lower, 0.0, ExitCode.OK, f"{failure.kind}: step down from {plan} to {lower}"
         )
     if failure.kind is FailureKind.OOM:
         return _stop(ExitCode.OOM, "out of memory, and no smaller plan is left")
-    return _stop(ExitCode.GAVE_UP, f"{failure.kind}: no step is left below {plan}")
+    why = f"no step is left below {plan}" if rules.ladder_enabled else "graphs.ladder.enabled is false"
+    return _stop(ExitCode.GAVE_UP, f"{failure.kind}: {why}")
+
+
+def _lower(
+    failure: Failure, plan: GraphPlan, ladder: Ladder, stepped: Sequence[Failure], rules: Rules
+) -> GraphPlan | None:
+    """The next plan down that the rules allow."""
+    if not rules.ladder_enabled:
+        return None
+    lower = degrade(plan, failure, ladder, stepped)
+    if rules.allow_eager or lower is None or not _eager(lower):
+        return lower
+    # Both axes failed, so eager was next; where it isn't allowed, the cheaper steps come first after all.
+    lower = degrade(plan, failure, ladder)
+    return None if lower is None or _eager(lower) else lower
+
+
+def _eager(plan: GraphPlan) -> bool:
+    return plan.prefill == plan.decode == DISABLED
 
 
 def _backoff(deaths: int, rules: Rules) -> float:
-    return float(min(rules.backoff_max, rules.backoff * 2**deaths))
+    return float(min(rules.backoff_max, rules.backoff * 2 ** min(deaths, 30)))
 
 
 def _restart(plan: GraphPlan, delay: float, sentence: str) -> Decision:

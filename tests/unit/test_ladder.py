@@ -82,6 +82,17 @@ def test_a_wanted_standard_plan_never_gains_prefill_graphs():
     assert {p.prefill for p in walk([KILLED] * 9, ladder)} == {DISABLED}
 
 
+def test_decode_never_steps_up():
+    ladder = Ladder.build(GraphPlan("breakable", "breakable", 8), ("breakable", DISABLED), LADDER.decode)
+    assert "full" not in {p.decode for p in walk([DECODE, KILLED, DECODE, KILLED], ladder)[1:]}
+
+
+def test_a_backend_that_the_dialect_does_not_list_has_all_others_below_it():
+    ladder = Ladder.build(GraphPlan("full", "tc_piecewise", 8), LADDER.prefill, LADDER.decode)
+    assert ladder.decode == ("tc_piecewise", "full", "breakable", DISABLED)
+    assert ladder.prefill == ("full", "breakable", "tc_piecewise", DISABLED)
+
+
 @pytest.mark.parametrize("kind", sorted(set(FailureKind) - STEPPABLE))
 def test_no_step_for_a_kind_that_no_plan_can_fix(kind):
     assert all(degrade(WANTED, failure(kind, phase), LADDER) is None for phase in Phase)
@@ -94,9 +105,7 @@ def test_no_step_for_what_happens_before_any_graph(kind, phase):
 
 
 BACKENDS = st.sampled_from(["tc_piecewise", "breakable", DISABLED])
-FAILURES = st.builds(
-    failure, st.sampled_from(FailureKind), st.sampled_from(Phase), st.sampled_from(Axis)
-)
+FAILURES = st.builds(failure, st.sampled_from(FailureKind), st.sampled_from(Phase), st.sampled_from(Axis))
 LADDERS = st.builds(
     lambda prefill, decode, size, known_p, known_d: Ladder.build(
         GraphPlan(prefill, decode, size), known_p, known_d
