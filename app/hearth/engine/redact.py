@@ -118,6 +118,14 @@ class Redactor:
                 cut = max(0, begin - _LOOKBEHIND)
         return cut
 
+    def unfinished(self, data: bytes) -> bytes:
+        """Redact text that stops in the middle of a line: the beginning of a configured secret goes too."""
+        for form in self._known:
+            for size in range(min(len(form), len(data)), MIN_SECRET - 1, -1):
+                if data.endswith(form[:size]):
+                    return self._redact(data[: len(data) - size] + MASK)
+        return self._redact(data)
+
     def _redact(self, data: bytes) -> bytes:
         if self._pattern is not None and any(form in data for form in self._known):
             data = self._pattern.sub(MASK, data)
