@@ -78,6 +78,7 @@ async def test_status_is_the_board_and_the_time(client, board):
 
 
 async def test_status_stays_json_when_the_engine_reports_no_numbers(client, board):
+    board.state = State.SERVING
     board.kv_usage, board.passes = float("nan"), {"decode_none": float("inf")}
     board.history.add(100.0, float("nan"), 1.0)
     document = json.loads(await (await client.get("/status")).text(), parse_constant=pytest.fail)
