@@ -85,8 +85,8 @@ class Gpus:
 
     def _processes(self) -> Iterator[tuple[int, Any]]:
         for index, handle in enumerate(self._handles):
-            for process in _ask(_running, handle, []):
-                yield index, process
+            processes: list[Any] = _ask(_running, handle, [])
+            yield from ((index, process) for process in processes)
 
 
 def _fits(used: Sequence[int], baseline: Sequence[int], slack: int) -> bool:
