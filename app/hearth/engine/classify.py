@@ -108,7 +108,7 @@ def hang_failure(overdue: Overdue, lines: Sequence[str]) -> Failure:
 def _classify_run(run: Run, status: int | None, known: Phase | None) -> Failure | None:
     live = [m for m in run.matches if not survived(run, m) and not _stopping(run, m)]
     chosen = _choose(run, live)
-    if chosen is not None:
+    if chosen is not None and not _only_echo(chosen, status):
         return _failure(run, chosen, known or _phase_of(run, chosen))
     if run.drained is not None and status in _ASKED_TO_STOP:
         return None
@@ -127,10 +127,16 @@ def _choose(run: Run, matches: Sequence[Match]) -> Match | None:
     if cause is not None and (symptom is None or cause.index <= symptom.index):
         return _beneath(run, cause, told) if cause.signature.kind is FailureKind.COMM else cause
     if symptom is None:
-        return _weak(matches)
+        return _weak(run, matches)
     story = run.story(symptom.index)
     near = next((m for m in told if m.index in story and m.rank == symptom.rank), None)
     return near or next((m for m in told if m.signature.kind in _EXPLAINS), symptom)
+
+
+def _only_echo(match: Match, status: int | None) -> bool:
+    """Whether a lost connection is all that the log tells of an engine that a signal killed."""
+    weak = match.signature.tier is Tier.WEAK and match.signature.kind is FailureKind.COMM
+    return weak and status is not None and (status < 0 or status > 128)
 
 
 def _beneath(run: Run, cause: Match, told: Sequence[Match]) -> Match:
@@ -140,14 +146,19 @@ def _beneath(run: Run, cause: Match, told: Sequence[Match]) -> Match:
     return next((m for m in same if m.signature.kind in _EXPLAINS), cause)
 
 
-def _weak(matches: Sequence[Match]) -> Match | None:
-    """Among death notices and echoes: one with a kind, if it was said where the engine died."""
+def _weak(run: Run, matches: Sequence[Match]) -> Match | None:
+    """Among death notices and echoes: the first exception, unless something before or in it has a kind."""
     if not matches:
         return None
-    named = [
-        m for m in matches if m.signature.kind is not FailureKind.UNKNOWN and m.phase is matches[-1].phase
-    ]
-    return named[0] if named else matches[0]
+    end = matches[-1].phase
+    named = [m for m in matches if m.signature.kind is not FailureKind.UNKNOWN and m.phase is end]
+    told = next((m for m in matches if any(run.exception_at(i) for i in run.story(m.index))), None)
+    if told is None:
+        return named[0] if named else matches[0]
+    story = run.story(told.index)
+    inside = (m for m in named if m.index in story and m.rank == told.rank)
+    before = (m for m in named if m.index < story.start and m.signature.kind is not FailureKind.COMM)
+    return next(inside, None) or next(before, told)
 
 
 def _stopping(run: Run, match: Match) -> bool:

@@ -11,7 +11,7 @@ from hearth.engine.phases import PhaseTracker, rank_of
 from hearth.engine.signatures import Signature, Table, Tier, shorten, table
 from hearth.failure import Axis, Phase
 
-_STAMP = re.compile(r"\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d[^\]]*\] ")
+_STAMP = re.compile(r"\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d[^\]]*\] |\[rank\d+\]:")
 _FRAME = re.compile(r'\s+File "')
 _BATCH = re.compile(r"(Prefill|Decode) batch.*?cuda graph: (True|False)", re.IGNORECASE)
 _EXCEPTION = re.compile(
@@ -139,6 +139,8 @@ class _Ranks:
         if not _STAMP.match(line):
             return self._current
         rank = rank_of(line)
+        if line.startswith("[rank"):
+            return rank  # torch's own one-line messages
         opener = any(word in line for word in _OPENERS)
         if not self._open or rank == self._current or opener:
             self._current, self._open = rank, opener
@@ -182,6 +184,8 @@ def evidence(run: Run, chosen: int, limit: int = 6) -> tuple[str, ...]:
     if run.matches:
         story = run.story(chosen)
         told = {m.index for m in run.matches if m.index in story and m.signature.tier < Tier.WEAK}
+        near = range(max(0, story.start - 60), story.start)
+        told |= {m.index for m in run.matches if m.index in near and m.rank == run.ranks[chosen]}
         told |= {i for i in story if run.exception_at(i) and run.ranks[i] == run.ranks[chosen]}
         picked += sorted(told - {chosen})
         last = [m.index for m in run.matches if m.index > chosen and m.signature.tier >= Tier.SYMPTOM]

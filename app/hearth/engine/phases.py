@@ -24,6 +24,7 @@ _ORDER = {phase: place for place, phase in enumerate(Phase)}
 # Engines before 0.5.14 capture decode first: neither capture is later than the other.
 _ORDER[Phase.CAPTURE_DECODE] = _ORDER[Phase.CAPTURE_PREFILL]
 _RANK = re.compile(r"\[[^\]]{10,40}?((?: (?:DP|PP|TP|EP|CP|MOE_?\w*)\d+)+)\]")
+_TORCH_RANK = re.compile(r"\[rank(\d+)\]:")
 _BAR = re.compile(
     r"(?P<what>[A-Za-z][\w \-]*?)\s*(?:\((?P<item>[\w=. ]*?)(?: avail_mem=[^)]*)?\))?:"
     r"\s+\d+%.*?(?P<done>\d+)/(?P<total>\d+) \["
@@ -101,9 +102,12 @@ def _marker(row: dict[str, Any]) -> _Marker:
 
 
 def rank_of(line: str) -> str:
-    """The rank tag of a log line, such as `TP3` or `DP0 TP1`; empty where there is none."""
+    """The rank tag of a log line, such as `TP3` or `DP0 TP1` (torch writes `[rank3]:`); else empty."""
     found = _RANK.search(line[:200])
-    return found.group(1).strip() if found else ""
+    if found:
+        return found.group(1).strip()
+    own = _TORCH_RANK.match(line)
+    return f"TP{own[1]}" if own else ""
 
 
 class PhaseTracker:

@@ -25,6 +25,7 @@ _KEYS = {
     "text",
     "if",
     "re",
+    "unless",
     "phases",
     "axis",
     "hint",
@@ -52,7 +53,7 @@ class Signature:
     """One row of the table.
 
     `globs` are lower-case pieces that have to occur in their order; `patterns` are run on a lower-cased line
-    that holds one of `needed`.
+    that holds one of `needed`, none of them where one of `unless` stands.
     `phases` limits the row to these phases; `live` are texts of the lines after which the engine must not be
     waited for; `serving_kind` replaces `kind` while the engine serves; `sticky` rows hold even when
     the engine later says that it is ready.
@@ -64,6 +65,7 @@ class Signature:
     globs: tuple[tuple[str, ...], ...]
     needed: tuple[str, ...]
     patterns: tuple[re.Pattern[str], ...]
+    unless: tuple[str, ...]
     phases: frozenset[Phase]
     axis: Axis | None
     hint: str
@@ -74,6 +76,8 @@ class Signature:
 
     def matches(self, lowered: str) -> bool:
         """Whether the row's text stands in a lower-cased line."""
+        if any(text in lowered for text in self.unless):
+            return False
         for glob in self.globs:
             if glob[0] in lowered and _in_order(glob, lowered):
                 return True
@@ -202,6 +206,7 @@ def _signature(row: dict[str, Any]) -> Signature:
             globs=tuple(_glob(text) for text in row.get("text", ())),
             needed=tuple(row["if"]) if "re" in row else (),
             patterns=tuple(re.compile(text) for text in row.get("re", ())),
+            unless=tuple(row.get("unless", ())),
             phases=frozenset(Phase(text) for text in row.get("phases", ())),
             axis=Axis(row["axis"]) if "axis" in row else None,
             hint=row["hint"],
