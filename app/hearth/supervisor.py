@@ -90,9 +90,7 @@ class Supervisor:
 
     async def _keep_serving(self, probe: Probe) -> ExitCode:
         if self.board.plan != self.board.wanted:
-            self._say(
-                f"Remembered: {self.board.wanted} did not work here, so starting with {self.board.plan}."
-            )
+            self._say(f"Remembered: {_describe(self.board.wanted)} did not work here; starting lower.")
         while True:
             self._move(State.STARTING, f"Starting the engine with {_describe(self.board.plan)}.")
             baseline = self._gpus.used_bytes()
@@ -309,4 +307,7 @@ def _reachable(host: str) -> str:
 
 
 def _describe(plan: GraphPlan) -> str:
-    return f"the {plan.name} plan ({plan})" if plan.name != str(plan) else f"plan {plan}"
+    """For a sentence: `the standard plan (prefill disabled, decode full, batch 32)`."""
+    size = "" if plan.decode_max_bs is None else f", batch {plan.decode_max_bs}"
+    name = "a mixed" if "," in plan.name else f"the {plan.name}"
+    return f"{name} plan (prefill {plan.prefill}, decode {plan.decode}{size})"
