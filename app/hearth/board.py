@@ -15,6 +15,7 @@ from hearth.states import State
 HISTORY_SECONDS = 3600.0
 HISTORY_STEP = 10.0
 _FAILURES_KEPT = 50
+_LIVE = (State.SERVING, State.DRAINING)
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,7 @@ class Incident:
     done: str
 
     def to_json(self) -> dict[str, Any]:
+        """One entry of `failures` in `/status`."""
         return {
             "at": self.at,
             **self.failure.to_json(),
@@ -46,6 +48,8 @@ class RateHistory:
     def add(self, at: float, generation: float, prefill: float) -> None:
         """`at` in Unix seconds, rates in tokens per second."""
         slot = at - at % HISTORY_STEP
+        if slot < self._bucket_at:
+            self._go_back_to(slot)
         if self._bucket and slot != self._bucket_at:
             self._points.append(self._mean())
             self._bucket.clear()
@@ -53,8 +57,15 @@ class RateHistory:
         self._bucket.append((generation, prefill))
 
     def points(self) -> list[tuple[float, float, float]]:
-        """(Unix seconds, generation, prefill), oldest first."""
-        return [*self._points, self._mean()] if self._bucket else list(self._points)
+        """(Unix seconds, generation, prefill), oldest first; none older than an hour before the newest."""
+        points = [*self._points, self._mean()] if self._bucket else list(self._points)
+        return [point for point in points if point[0] > points[-1][0] - HISTORY_SECONDS]
+
+    def _go_back_to(self, slot: float) -> None:
+        """The clock was set back: what it called the future has not happened yet."""
+        self._bucket.clear()
+        while self._points and self._points[-1][0] >= slot:
+            self._points.pop()
 
     def _mean(self) -> tuple[float, float, float]:
         count = len(self._bucket)
@@ -104,11 +115,13 @@ class Board:
         return self.state is State.SERVING and self.canary_ok
 
     def say(self, sentence: str) -> None:
+        """Set the one sentence that tells what goes on."""
         self.sentence = sentence
 
     def to_json(self) -> dict[str, Any]:
         """The `/status` document; `hearth status --json` prints it as it is."""
         effective = self.effective or self.plan
+        live = self.state in _LIVE
         return {
             "version": __version__,
             "state": self.state.value,
@@ -129,9 +142,12 @@ class Board:
                 "downgrades": self.downgrades,
             },
             "ladder_steps": self.ladder_steps,
-            "tokens_per_second": self.rates,
-            "requests": {"running": self.running, "queued": self.queued},
-            "kv_usage": self.kv_usage,
+            "tokens_per_second": self.rates if live else dict.fromkeys(self.rates, 0.0),
+            "requests": {
+                "running": self.running if live else 0.0,
+                "queued": self.queued if live else 0.0,
+            },
+            "kv_usage": self.kv_usage if live else 0.0,
             "graph_passes": self.passes,
             "canary": {"ok": self.canary_ok, "detail": self.canary_detail},
             "restarts": self.restarts,

@@ -46,6 +46,7 @@ class GraphPlan:
         return f"{self.prefill},{self.decode}"
 
     def to_json(self) -> dict[str, str | int | None]:
+        """The shape that `hearth plan --json`, `hearth explain --json` and `/status` print."""
         return {"prefill": self.prefill, "decode": self.decode, "decode_max_bs": self.decode_max_bs}
 
     def __str__(self) -> str:

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, disable_created_metrics, generate_latest
 from prometheus_client import Histogram as PromHistogram
 from prometheus_client.core import HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from hearth import __version__
 from hearth.engine.samples import EngineSamples, Histogram
-from hearth.failure import Axis, Failure, Phase
+from hearth.failure import Axis, Failure, FailureKind, Phase
 from hearth.ladder import GraphPlan
 from hearth.states import State
 
+TOKEN_KINDS = ("generation", "prefill", "prefill_cached")
+_LIVE = (State.SERVING, State.DRAINING)
 RECOVERY_BUCKETS = (1, 5, 10, 30, 60, 120, 300, 600, 1200, 1800, 3600)
 
 
@@ -28,12 +30,15 @@ class Growth:
         self._last.clear()
 
     def since(self, now: Mapping[str, float]) -> dict[str, float]:
-        """Growth by key. A counter that went down has started again from zero."""
+        """Growth by key. A counter that went down has started again from zero.
+
+        A key that is missing once (a scrape may be short of one) goes on where it was.
+        """
         grown = {}
         for key, value in now.items():
             last = self._last.get(key, 0.0)
             grown[key] = value - last if value >= last else value
-        self._last = dict(now)
+        self._last.update(now)
         return grown
 
 
@@ -65,12 +70,14 @@ class Metrics:
     """All of Hearth's metrics in a registry of their own."""
 
     def __init__(self, engine_version: str = "", image_digest: str = "") -> None:
+        disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = CollectorRegistry()
         self._growth_tokens, self._growth_passes = Growth(), Growth()
         self._latencies = _Latencies()
         self.registry.register(self._latencies)
         self._make_states(engine_version, image_digest)
         self._make_traffic()
+        self._begin_at_zero()
 
     def _make_states(self, engine_version: str, image_digest: str) -> None:
         registry = self.registry
@@ -138,19 +145,41 @@ class Metrics:
         )
         self.compiles = Counter("hearth_runtime_compiles", "Kernels compiled after READY.", registry=registry)
 
+    def _begin_at_zero(self) -> None:
+        """Counters that exist from the start: Prometheus can't see the first step of one that doesn't."""
+        for failure in FailureKind:
+            self.restarts.labels(failure.value)
+        for kind in TOKEN_KINDS:
+            self.tokens.labels(kind)
+        for state in State:
+            self.state.labels(state.value)
+        self._quiet()
+
+    def _quiet(self) -> None:
+        """No engine serves: what it was doing is no longer so."""
+        for gauge in (self.running, self.queued, self.kv_usage):
+            gauge.set(0)
+        for kind in TOKEN_KINDS:
+            self.rate.labels(kind).set(0)
+
     def set_state(self, previous: State, state: State) -> None:
+        """Count a move between states; `previous` equal to `state` only shows it."""
+        if state not in _LIVE:
+            self._quiet()
         for each in State:
             self.state.labels(each.value).set(each is state)
         if previous is not state:
             self.transitions.labels(previous.value, state.value).inc()
 
     def set_plan(self, wanted: GraphPlan, effective: GraphPlan, steps: int, downgrades: int) -> None:
+        """Show the plans wanted and in effect, steps down, and how many axes were silently switched off."""
         self.plan.clear()
         self.plan.labels(wanted.name, effective.prefill, effective.decode).set(1)
         self.ladder_steps.set(steps)
         self.plan_differs.set(downgrades)
 
     def count_fallback(self, upper: GraphPlan, lower: GraphPlan, failure: Failure) -> None:
+        """Count a step down on the axis (or axes) on which the two plans differ."""
         for axis, before, after in (
             (Axis.PREFILL, upper.prefill, lower.prefill),
             (Axis.DECODE, upper.decode, lower.decode),
@@ -160,6 +189,8 @@ class Metrics:
                 self.fallbacks.labels(axis.value, str(before), str(after), failure.kind.value).inc()
 
     def set_phases(self, seconds: Mapping[Phase, float]) -> None:
+        """Seconds of each phase that this start has gone through."""
+        self.phase_seconds.clear()
         for phase, value in seconds.items():
             self.phase_seconds.labels(phase.value).set(value)
 
@@ -179,7 +210,7 @@ class Metrics:
         return self._count_tokens(self._growth_tokens.since(samples.tokens), seconds)
 
     def _count_tokens(self, grown: Mapping[str, float], seconds: float) -> dict[str, float]:
-        rates = {"generation": 0.0, "prefill": 0.0}
+        rates = dict.fromkeys(TOKEN_KINDS, 0.0)
         for kind, amount in grown.items():
             self.tokens.labels(kind).inc(amount)
             rates[kind] = round(amount / seconds, 2) if seconds > 0 else 0.0
