@@ -65,7 +65,7 @@ def test_time_wait_counts_as_taken_only_where_the_engine_could_not_bind_either(r
 
 
 def test_the_owners_secrets_are_not_shown() -> None:
-    code = "import socket, sys, time; s = socket.create_server(('127.0.0.1', 0)); print(s.getsockname()[1], flush=True); time.sleep(60)"  # noqa: E501
+    code = "import socket, sys, time\ns = socket.create_server(('127.0.0.1', 0)); print(s.getsockname()[1], flush=True); time.sleep(60)"  # noqa: E501
     argv = [sys.executable, "-c", code, "--api-key", "s3cret-value"]
     with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout
@@ -74,6 +74,7 @@ def test_the_owners_secrets_are_not_shown() -> None:
             ports.ensure_free("127.0.0.1", port)
         process.kill()
     assert "s3cret" not in str(error.value)
+    assert "\n" not in str(error.value)
 
 
 def test_an_owner_that_cannot_be_seen(listener: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:

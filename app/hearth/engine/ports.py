@@ -96,4 +96,4 @@ def _command(pid: int) -> str:
         text = shlex.join(words) if words else psutil.Process(pid).name()
     except psutil.Error:
         return "(already gone)"
-    return Redactor(())(text)[:300]
+    return " ".join(Redactor(())(text).split())[:300]

@@ -139,9 +139,10 @@ def _text(value: str | bytes) -> str:
 
 
 def _command(pid: int) -> str:
-    """The command up to its first option (those may hold secrets); empty where it can't be seen from here."""
+    """The command up to its first option (those may hold secrets); empty where it isn't seen."""
     try:
         words = psutil.Process(pid).cmdline()
     except psutil.Error:
         return ""
-    return shlex.join(takewhile(lambda word: not word.startswith("--"), words))[:200]
+    shown = shlex.join(takewhile(lambda word: not word.startswith("--"), words))
+    return " ".join(shown.split())[:200]
