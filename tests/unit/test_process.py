@@ -11,7 +11,9 @@ from pathlib import Path
 import psutil
 import pytest
 
+from hearth.engine.logstream import LogStream, log_pipe
 from hearth.engine.process import EngineProcess, fresh_metrics_dir
+from hearth.engine.redact import Redactor
 from hearth.errors import ConfigError, HearthError, MissingError, StateError
 
 SLEEP = "import time; time.sleep(600)"
@@ -177,15 +179,31 @@ async def test_a_cancelled_spawn_leaves_nothing(tmp_path: Path) -> None:
     await settled()
 
 
+async def test_the_log_ends_when_the_last_process_is_gone() -> None:
+    read, write = log_pipe()
+    lines: list[str] = []
+    stream = LogStream(read, None, Redactor(()), lines.extend, asyncio.get_running_loop())
+    stream.start()
+    code = "import os, time\nif os.fork() == 0: os.setsid()\nprint('up', flush=True); time.sleep(600)"
+    process = await python(code, write)
+    while len(lines) < 2:
+        await asyncio.sleep(0.01)
+    assert not await stream.drained(0.1)
+    report = await process.stop(drain_seconds=5, kill_seconds=5)
+    assert (report.exit_status, report.left) == (-15, ())
+    assert await stream.drained(5)
+
+
 async def test_many_runs_leave_no_zombie_and_no_descriptor() -> None:
     before = open_fds()
-    for _ in range(50):
-        batch = [await EngineProcess.spawn(["sleep", "600"], dict(os.environ), sink()) for _ in range(4)]
+    for _ in range(25):
+        runs = [EngineProcess.spawn(["sleep", "600"], dict(os.environ), sink()) for _ in range(8)]
+        batch = await asyncio.gather(*runs)
         for process in batch:
             process.kill()
         for process in batch:
             assert await process.wait_exit() == -9
-            assert await process.wait_gone(5)
+            assert await process.wait_gone(10)
     await settled()
     assert open_fds() == before
 
