@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import time
 from pathlib import Path
@@ -20,6 +21,9 @@ from hearth.failure import Axis, Failure, FailureKind, Phase
 
 LOGS = Path(__file__).parents[1] / "fixtures" / "logs"
 INDEX: list[dict[str, Any]] = yaml.safe_load((LOGS / "INDEX.yaml").read_text(encoding="utf-8"))
+WORDINGS: dict[str, list[dict[str, str]]] = yaml.safe_load(
+    (LOGS / "WORDINGS.yaml").read_text(encoding="utf-8")
+)
 IDS = [row["name"] for row in INDEX]
 STAMP = re.compile(r"\[2026-11-29 \d\d:\d\d:\d\d")
 FATAL = re.compile(
@@ -61,7 +65,7 @@ def test_fixtures_cover_every_kind_and_are_all_listed() -> None:
     assert all(row["origin"] for row in INDEX)
 
 
-# --- what must not matter ------------------------------------------------------------------------------------
+# --- what must not matter ---
 
 
 def crlf(lines: list[str]) -> list[str]:
@@ -95,11 +99,8 @@ def compose(lines: list[str]) -> list[str]:
 
 
 def json_file(lines: list[str]) -> list[str]:
-    import json
-
-    return [
-        json.dumps({"log": line + "\n", "stream": "stderr", "time": "2026-11-29T16:05:39Z"}) for line in lines
-    ]
+    rest = {"stream": "stderr", "time": "2026-11-29T16:05:39Z"}
+    return [json.dumps({"log": line + "\n", **rest}) for line in lines]
 
 
 def docker_stamps(lines: list[str]) -> list[str]:
@@ -121,12 +122,22 @@ def noise_after(lines: list[str]) -> list[str]:
                 "[rank6]:[W1129 14:02:31.184510746 TCPStore.cpp:106] [c10d] sendBytes failed on "
                 "SocketImpl(fd=98): Broken pipe"
             )
-    return [*out, "[rank6]:[E1129 14:02:31 ProcessGroupNCCL.cpp:683] [Rank 6] NCCL error: remote process exited or "
-            "there was a network error, ncclRemoteError"] if first < len(lines) else out  # fmt: skip
+    echo = "[rank6]:[E1129 14:02:31 ProcessGroupNCCL.cpp:683] [Rank 6] NCCL error: remote process exited"
+    return [*out, f"{echo} or there was a network error, ncclRemoteError"] if first < len(lines) else out
 
 
-MUTATIONS = [crlf, other_times, milliseconds, other_ranks, other_paths, journal, compose, json_file, docker_stamps,
-             coloured]  # fmt: skip
+MUTATIONS = [
+    crlf,
+    other_times,
+    milliseconds,
+    other_ranks,
+    other_paths,
+    journal,
+    compose,
+    json_file,
+    docker_stamps,
+    coloured,
+]
 
 
 @pytest.mark.parametrize("mutate", MUTATIONS, ids=lambda f: f.__name__)
@@ -144,7 +155,7 @@ def test_echoes_of_other_ranks_do_not_matter(row: dict[str, Any]) -> None:
     assert told(classify(noise_after(lines_of(row)), row["exit_status"])) == expected(row)
 
 
-# --- messages that no fixture holds --------------------------------------------------------------------------
+# --- messages that no fixture holds ---
 
 START = [
     "[2026-11-29 14:00:01 TP0] server_args=ServerArgs(x=1)",
@@ -166,6 +177,9 @@ TO_DECODE = [
 TO_SERVING = [*TO_DECODE, "[2026-11-29 14:01:05 TP0] Capture cuda graph end. Time elapsed: 1 s",
               "[2026-11-29 14:01:06] The server is fired up and ready to roll!"]  # fmt: skip
 
+STARTS = {"load": START, "warm": TO_WARM, "capture_prefill": TO_PREFILL, "capture_decode": TO_DECODE,
+          "serving": TO_SERVING}  # fmt: skip
+
 
 def died(text: str) -> list[str]:
     return [
@@ -178,57 +192,12 @@ def died(text: str) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize(
-    ("before", "text", "kind", "axis"),
-    [
-        (START, "torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 1 GiB (GPU 3; 94 GiB total)", "oom", "none"),
-        (START, "RuntimeError: CUDA error: out of memory", "oom", "none"),
-        (TO_DECODE, "RuntimeError: CUDA driver error: out of memory", "oom", "memory"),
-        (TO_PREFILL, "RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`", "oom", "memory"),
-        (TO_DECODE, "RuntimeError: Triton Error [CUDA]: out of memory", "oom", "memory"),
-        (TO_SERVING, "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB.", "oom", "memory"),
-        (TO_PREFILL, "torch._dynamo.exc.InternalTorchDynamoError: AttributeError: 'NoneType'", "graph_capture", "prefill"),
-        (TO_PREFILL, "torch._inductor.exc.InductorError: LoweringException: AssertionError", "graph_capture", "prefill"),
-        (TO_PREFILL, "torch._dynamo.exc.Unsupported: Skip calling `torch.compiler.disable()`d function", "graph_capture", "prefill"),
-        (TO_PREFILL, "AssertionError", "graph_capture", "prefill"),
-        (TO_DECODE, "Exception: Capture cuda graph failed: Triton Error [CUDA]: an illegal memory access was encountered", "graph_capture", "decode"),
-        (TO_DECODE, "RuntimeError: CUDA error: operation failed due to a previous error during capture", "graph_capture", "decode"),
-        (TO_DECODE, "KeyError: 'weird'", "graph_capture", "decode"),
-        (TO_SERVING, "RuntimeError: CUDA error: an illegal memory access was encountered", "graph_replay", "decode"),
-        (TO_SERVING, "torch.AcceleratorError: CUDA error: device-side assert triggered", "graph_replay", "decode"),
-        (TO_SERVING, "KeyError: 'weird'", "unknown", "none"),
-        (TO_WARM, "FileNotFoundError: [Errno 2] No such file or directory: '/usr/local/cuda/bin/nvcc'", "missing_compiler", "none"),
-        (TO_WARM, "RuntimeError: Could not find nvcc and default cuda_home='/usr/local/cuda' doesn't exist", "missing_compiler", "none"),
-        (TO_WARM, "RuntimeError: Failed to find C compiler. Please specify via CC environment variable.", "missing_compiler", "none"),
-        (TO_WARM, "OSError: CUDA_HOME environment variable is not set. Please set it to your CUDA install root.", "missing_compiler", "none"),
-        (TO_DECODE, "RuntimeError: Ninja is required to load C++ extensions", "missing_compiler", "none"),
-        (TO_WARM, "/usr/bin/ld: cannot find -lcuda: No such file or directory", "missing_compiler", "none"),
-        (TO_WARM, "subprocess.CalledProcessError: Command '['ninja', '-v']' returned non-zero exit status 1.", "missing_compiler", "none"),
-        (START, "ImportError: libnvrtc.so.13: cannot open shared object file: No such file or directory", "missing_artifact", "none"),
-        (START, "ModuleNotFoundError: No module named 'flashinfer'", "missing_artifact", "none"),
-        (START, "FileNotFoundError: No such file or directory: \"/models/GLM/model-00004-of-00085.safetensors\"", "missing_artifact", "none"),
-        (TO_DECODE, "RuntimeError: CUDA error: no kernel image is available for execution on the device", "missing_artifact", "none"),
-        (START, "Exception: sglang-kernel is installed with version 0.4.2, which is less than the minimum required version 0.4.9.", "missing_artifact", "none"),
-        (START, "ValueError: The quantization method modelopt_fp4 is not supported for the current GPU. Minimum capability: 100. Current capability: 90.", "unsupported", "none"),
-        (TO_DECODE, "RuntimeError: Only supports SM100 and SM103 GPUs, got SM120", "unsupported", "none"),
-        (START, "ValueError: Unknown quantization method: nvfp5. Must be one of ['fp8']", "config", "none"),
-        (TO_SERVING, "ValueError: Detected errors during sampling! NaN in the logits.", "numerics", "none"),
-        (TO_SERVING, "RuntimeError: NCCL error: unhandled cuda error (run with NCCL_DEBUG=INFO for details)", "comm", "none"),
-        (START, "torch.distributed.DistBackendError: NCCL error in: /pytorch/ProcessGroupNCCL.cpp:3699, unhandled system error, NCCL version 2.27.5\nncclSystemError: System call (e.g. socket, malloc) or external library call failed or device error.", "comm", "none"),
-        (TO_WARM, "OSError: [Errno 122] Disk quota exceeded: '/var/cache/hearth/x'", "disk", "none"),
-        (START, "OSError: [Errno 12] Cannot allocate memory", "oom", "none"),
-        (START, "RuntimeError: CUDA unknown error - this may be due to an incorrectly set up environment, e.g. changing env variable CUDA_VISIBLE_DEVICES after program start.", "gpu_detached", "none"),
-        (START, "RuntimeError: CUDA error: system not yet initialized", "host_mismatch", "none"),
-        (TO_SERVING, "pynvml.NVMLError_GpuIsLost: GPU is lost", "gpu_fault", "none"),
-        (START, "zmq.error.ZMQError: Address already in use (addr='tcp://127.0.0.1:31123')", "port_in_use", "none"),
-        (TO_SERVING, "RuntimeError: Decode out of memory. Try to lower your batch size.", "oom", "memory"),
-    ],
-)  # fmt: skip
-def test_wording(before: list[str], text: str, kind: str, axis: str) -> None:
-    failure = classify([*before, *died(text)], -9)
+@pytest.mark.parametrize("row", WORDINGS["died"], ids=lambda row: f"{row['start']}-{row['text'][:60]}")
+def test_wording(row: dict[str, str]) -> None:
+    failure = classify([*STARTS[row["start"]], *died(row["text"])], -9)
     assert failure is not None
-    assert (failure.kind.value, failure.axis.value) == (kind, axis)
-    first = text.split("\n")[0].strip()[:40]
+    assert (failure.kind.value, failure.axis.value) == (row["kind"], row["axis"])
+    first = row["text"].split("\n")[0].strip()[:40]
     assert any(first in line for line in failure.evidence)
 
 
@@ -256,8 +225,17 @@ def test_cause_in_a_chain_is_first_evidence() -> None:
 
 @pytest.mark.parametrize(
     ("status", "kind"),
-    [(-9, "engine_killed"), (137, "engine_killed"), (-11, "engine_killed"), (1, "unknown"), (0, "unknown"), (None, "unknown"), (2, "config"), (127, "missing_artifact")],
-)  # fmt: skip
+    [
+        (-9, "engine_killed"),
+        (137, "engine_killed"),
+        (-11, "engine_killed"),
+        (1, "unknown"),
+        (0, "unknown"),
+        (None, "unknown"),
+        (2, "config"),
+        (127, "missing_artifact"),
+    ],
+)
 def test_only_an_exit_status(status: int | None, kind: str) -> None:
     failure = classify([], status)
     assert failure is not None
@@ -280,36 +258,26 @@ def test_hang_failure() -> None:
     failure = hang_failure(Overdue(Phase.CAPTURE_DECODE, "silence", 601.0), TO_DECODE)
     assert told(failure) == ("hang", "capture_decode", "decode")
     assert "601 s" in failure.evidence[0]
-    named = hang_failure(Overdue(Phase.BIND, "deadline", 300.0), [*TO_WARM, "ERROR: [Errno 98] error while attempting to bind on address ('0.0.0.0', 30000)"])  # fmt: skip
+    bind = "ERROR: [Errno 98] error while attempting to bind on address ('0.0.0.0', 30000)"
+    named = hang_failure(Overdue(Phase.BIND, "deadline", 300.0), [*TO_WARM, bind])
     assert named.kind is FailureKind.PORT_IN_USE
 
 
-# --- live ----------------------------------------------------------------------------------------------------
+# --- live ---
 
 
-@pytest.mark.parametrize(
-    ("line", "source"),
-    [
-        ("[2026-11-29 14:00:00] ERROR:    [Errno 98] error while attempting to bind on address ('0.0.0.0', 30000): address already in use", "port-http"),
-        ("RuntimeError: CUDA error: an illegal memory access was encountered", "illegal-access"),
-        ("[2026-11-29 16:09:07] Scheduler watchdog timeout (self.watchdog_timeout=10.0, self.soft=False)", "watchdog"),
-        ("Nov 29 14:05:01 gpu1 kernel: NVRM: Xid (PCI:0000:c1:00): 79, pid=1, GPU has fallen off the bus.", "xid"),
-        ("Failed to initialize NVML: Unknown Error", "nvml-unknown"),
-        ("[2026-11-29 14:02:40 TP1] Detected errors during sampling! NaN in the logits.", "nan"),
-        ("[2026-11-29 16:48:14] Subprocess scheduler_0 (pid=1210) crashed with exit code -9. Triggering SIGQUIT", "rank-died"),
-    ],
-)  # fmt: skip
-def test_live(line: str, source: str) -> None:
-    found = live_signature(line)
+@pytest.mark.parametrize("row", WORDINGS["live"], ids=lambda row: row["source"])
+def test_live(row: dict[str, str]) -> None:
+    found = live_signature(row["line"])
     assert found is not None
-    assert found.id == source
-    assert is_fatal_hint(line)
+    assert found.id == row["source"]
+    assert is_fatal_hint(row["line"])
 
 
 @pytest.mark.parametrize(
     "line",
     [
-        "[2026-11-29 16:52:43] Decode batch, #running-req: 1, cuda graph: True, gen throughput (token/s): 24.30",
+        "[2026-11-29 16:52:43] Decode batch, #running-req: 1, cuda graph: True, gen throughput (token/s): 24",
         "Receive: obj=GenerateReqInput(text='an illegal memory access was encountered')",
         "NVRM: Xid (PCI:0000:c1:00): 31, pid=91422, name=python3, Ch 00000008, MMU Fault",
         '[2026-11-29 16:52:43] INFO:     127.0.0.1:32988 - "POST /generate HTTP/1.1" 200 OK',
@@ -326,7 +294,7 @@ def test_no_line_of_a_healthy_log_is_live() -> None:
             assert [line for line in lines_of(row) if is_fatal_hint(line)] == []
 
 
-# --- the table -----------------------------------------------------------------------------------------------
+# --- the table ---
 
 
 def test_every_row_has_a_hint_and_a_source() -> None:
@@ -375,13 +343,26 @@ def test_tiers_are_ordered() -> None:
     assert Tier.VERDICT < Tier.CAUSE < Tier.SYMPTOM < Tier.WEAK
 
 
-# --- hostile input -------------------------------------------------------------------------------------------
+# --- hostile input ---
 
 _WORDS = st.sampled_from(
-    ["Traceback (most recent call last):", "Scheduler hit an exception:", "[2026-11-29 14:00:00 TP1]", "\r", "\x00",
-     "CUDA out of memory", '{"log":"x', '  File "a.py", line 1', "The above exception was the direct cause of",
-     "Capture cuda graph begin", "Xid (PCI:0): 79", "\x1b[31m", "server_args=", "crashed with exit code -9"]
-)  # fmt: skip
+    [
+        "Traceback (most recent call last):",
+        "Scheduler hit an exception:",
+        "[2026-11-29 14:00:00 TP1]",
+        "\r",
+        "\x00",
+        "CUDA out of memory",
+        '{"log":"x',
+        '  File "a.py", line 1',
+        "The above exception was the direct cause of",
+        "Capture cuda graph begin",
+        "Xid (PCI:0): 79",
+        "\x1b[31m",
+        "server_args=",
+        "crashed with exit code -9",
+    ]
+)
 
 
 @settings(max_examples=150, deadline=None)
