@@ -29,7 +29,7 @@ _WANTED = (
 )
 _LINE = re.compile(
     rf"(sglang[:_])((?:{'|'.join(_WANTED)})(?:_bucket|_sum|_count)?)"  # prefix, name
-    r"[ \t]*(\{.*\})?[ \t]+([^ \t#]+)(?:[ \t].*)?"  # labels, value; then a time or an exemplar
+    r"[ \t]*(\{.*\})?[ \t]+([-+.0-9eE]+)(?:[ \t].*)?"  # labels, value; then a time or an exemplar
 )
 _TOKEN_KINDS = {"decode": "generation", "prefill_compute": "prefill", "prefill_cache": "prefill_cached"}
 _PASS_MODES = ("decode_cuda_graph", "decode_none", "prefill_cuda_graph", "prefill_none")
