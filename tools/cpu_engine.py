@@ -21,9 +21,9 @@ import signal
 import subprocess
 import sys
 import time
-from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 ROOT = Path(__file__).resolve().parents[1]
 SHIMS = ROOT / "tools" / "cpu_shims"
@@ -40,11 +40,11 @@ USAGE, CHECK_FAILED, UNREACHABLE, DISK, RETRY, MISSING = 2, 3, 69, 73, 75, 79
 
 
 class SetupError(Exception):
-    """What stops the set-up: one line with the fix in it, and the exit code."""
+    """What stops the set-up: one line with the fix in it, the exit code, and output to show above it."""
 
-    def __init__(self, code: int, message: str) -> None:
+    def __init__(self, code: int, message: str, output: str = "") -> None:
         super().__init__(message)
-        self.code = code
+        self.code, self.output = code, output
 
 
 def say(text: str) -> None:
@@ -152,22 +152,22 @@ def installed(engine: Path) -> int:
 
 def pip_install(engine: Path, lock: Path, log: Path) -> None:
     """Install a lock into the environment. Raises SetupError with pip's reason and the log's path."""
-    command = [engine / "bin" / "python", "-m", "pip", "install", "--no-deps", "--require-hashes"]
+    command = [engine / "bin" / "python", "-I", "-u", "-m", "pip", "install", "--no-deps", "--require-hashes"]
     command += ["--no-input", "--disable-pip-version-check", "--progress-bar", "off", "-r", lock]
     scratch = engine / "tmp"  # on the disk whose space was checked, and gone with the folder
     scratch.mkdir()
     code = follow([str(part) for part in command], engine, lock, log, scratch)
     shutil.rmtree(scratch)
     if code:
-        raise pip_error(log)
+        raise setup_error(log)
 
 
 def follow(command: list[str], engine: Path, lock: Path, log: Path, scratch: Path) -> int:
     """Run pip, copy its output to the log, show progress; its exit code."""
     progress = Progress(count_packages(lock))
     before = installed(engine)
-    env = os.environ | {"TMPDIR": str(scratch), "PYTHONUNBUFFERED": "1"}
-    with log.open("ab") as sink, log.open("rb") as source:
+    env = os.environ | {"TMPDIR": str(scratch)}
+    with logged(log, command) as sink, log.open("rb") as source:
         source.seek(0, os.SEEK_END)
         # pip inherits the folder's lock, so that a pip whose parent was killed still holds it.
         pip = subprocess.Popen(
@@ -186,11 +186,29 @@ def follow(command: list[str], engine: Path, lock: Path, log: Path, scratch: Pat
     return pip.returncode
 
 
-PIP_REASONS = (
+@contextlib.contextmanager
+def logged(log: Path, command: list[str]) -> Iterator[BinaryIO]:
+    """Open the log to append a command's output, headed by the command."""
+    with log.open("ab") as sink:
+        sink.write(f"\n$ {' '.join(command)}\n".encode())
+        sink.flush()
+        yield sink
+
+
+def run(command: list[str], log: Path) -> None:
+    """Run a command, its output going to the log. Raises SetupError with its last lines when it fails."""
+    with logged(log, command) as sink:
+        code = subprocess.run(command, stdout=sink, stderr=sink, check=False).returncode
+    if code:
+        raise setup_error(log)
+
+
+REASONS = (
     ("No space left on device", DISK, "the disk is full: free some, or set HEARTH_CACHE to a larger disk"),
     ("DO NOT MATCH THE HASHES", CHECK_FAILED, "a package differs from its lock: check the index pip uses"),
     (
-        r"NewConnectionError|NameResolutionError|ConnectTimeout|ReadTimeout|ProxyError|SSLError",
+        r"NewConnectionError|NameResolutionError|ConnectTimeout|ReadTimeout|ProxyError|SSLError"
+        r"|\(from versions: none\)",
         UNREACHABLE,
         "no package index answers: check the network, and pip's index and proxy (`pip config list`)",
     ),
@@ -202,17 +220,16 @@ PIP_REASONS = (
 )
 
 
-def pip_error(log: Path) -> SetupError:
-    """Say why pip stopped, as far as its log tells, with the log's last lines above."""
-    with log.open(errors="replace") as lines:
-        tail = deque(lines, 200)
-    for line in list(tail)[-12:]:
-        print(f"    {line.rstrip()}", file=sys.stderr)
-    text = "".join(tail)
-    for pattern, code, reason in PIP_REASONS:
+def setup_error(log: Path) -> SetupError:
+    """Say why the log's last command failed, as far as its output tells."""
+    text = log.read_text(errors="replace").rpartition("\n$ ")[2]  # of the last command
+    tail = "".join(f"    {line}\n" for line in text.splitlines()[-12:])
+    for pattern, code, reason in REASONS:
         if re.search(pattern, text):
-            return SetupError(code, f"{reason} (pip's log: {log})")
-    return SetupError(CHECK_FAILED, f"the set-up failed; the last lines are above, all of them in {log}")
+            return SetupError(code, f"{reason} (log: {log})", tail)
+    return SetupError(
+        CHECK_FAILED, f"the set-up failed; the last lines are above, all of them in {log}", tail
+    )
 
 
 # --- the environment ---
@@ -243,10 +260,7 @@ def build(version: str, engine: Path) -> None:
     log = engine.with_name(engine.name + ".log")
     log.write_text("")
     say(f"setting up SGLang {version} in {engine} (2 to 10 minutes, once)")
-    venv = [sys.executable, "-m", "venv", str(engine)]
-    with log.open("ab") as sink:
-        if subprocess.run(venv, stdout=sink, stderr=subprocess.STDOUT, check=False).returncode:
-            raise pip_error(log)
+    run([sys.executable, "-m", "venv", str(engine)], log)
     with contextlib.suppress(SetupError):  # not offered here: the next lock takes PyPI's build
         pip_install(engine, CPU_TORCH, log)
     pip_install(engine, LOCKS[version], log)
@@ -263,10 +277,7 @@ def check_imports(engine: Path, log: Path) -> None:
     """Import what has a habit of not importing, before anybody relies on the environment."""
     say("checking that it imports")
     code = "import torch, torchvision, transformers, sgl_kernel, sglang; print(torch.__version__)"
-    check = [str(engine / "bin" / "python"), "-c", code]
-    with log.open("ab") as sink:
-        if subprocess.run(check, stdout=sink, stderr=subprocess.STDOUT, check=False).returncode:
-            raise pip_error(log)
+    run([str(engine / "bin" / "python"), "-I", "-c", code], log)
 
 
 def ensure(version: str) -> Path:
@@ -295,6 +306,7 @@ def main() -> int:
     try:
         python = ensure(args.version)
     except SetupError as error:
+        sys.stderr.write(error.output)
         say(f"error: {error}")
         return error.code
     except OSError as error:
