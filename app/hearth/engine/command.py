@@ -1,4 +1,4 @@
-"""The engine's command line and environment, as values. Pure, but for reading the own environment by default."""
+"""The engine's command line and environment, as values. Pure, but for the own environment as a default."""
 
 from __future__ import annotations
 
@@ -74,10 +74,10 @@ def engine_argv(
 ) -> tuple[str, ...]:
     """The whole command line of an engine.
 
-    `args` are the config's engine.args: `tp: 8` gives `--tp 8`; true a bare flag; false or null nothing; a list
-    its values after the flag; a mapping compact JSON. Underscores and dashes are equal. Raises ConfigError,
-    naming the key, for an argument that Hearth gives itself, a value that can't be written, or a plan that the
-    dialect hasn't.
+    `args` are the config's engine.args: `tp: 8` gives `--tp 8`; true a bare flag; false or null nothing;
+    a list its values after the flag; a mapping compact JSON. Underscores and dashes are equal. Raises
+    ConfigError, naming the key, for an argument that Hearth gives itself, a value that can't be written,
+    or a plan that the dialect hasn't.
     """
     own = (
         "--model-path",
@@ -103,10 +103,11 @@ def engine_env(
 ) -> dict[str, str]:
     """A clean environment for the engine.
 
-    From `base` (Hearth's own where None) only allow-listed names pass, no credentials and none of the variables
-    that Kubernetes makes from service names; `allow` adds names or `PREFIX_*` (a name written in full always
-    passes). Over that come the variables that Hearth sets, with every kernel cache below the directory `cache`,
-    and over all `extra`, the config's engine.env. Raises ConfigError for a name or value that can't be set.
+    From `base` (Hearth's own where None) only allow-listed names pass, no credentials and none of the
+    variables that Kubernetes makes from service names; `allow` adds names or `PREFIX_*` (a name written
+    in full always passes). Over that come the variables that Hearth sets, with every kernel cache below
+    the directory `cache`, and over all `extra`, the config's engine.env. Raises ConfigError for a name or
+    value that can't be set.
     """
     source = os.environ if base is None else base
     passed = {name: value for name, value in source.items() if _passes(name, value, allow)}

@@ -1,7 +1,8 @@
 """How one SGLang version spells a graph plan on its command line, and what else goes by version.
 
-The mapping is data (`dialect.yaml`): each row holds a range of releases and the place in SGLang's source that says
-so. Versions outside the table have no guess: they are read from the engine's own `--help` (`Dialect.from_help`).
+The mapping is data (`dialect.yaml`): each row holds a range of releases and the place in SGLang's source
+that says so. Versions outside the table have no guess: they are read from the engine's own `--help`
+(`Dialect.from_help`).
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ Words = tuple[str, ...]
 class Style:
     """One way to spell a plan: the command-line words of each backend, and the flag of the decode batch size.
 
-    `steps` and `on_request` are the prefill backends as in `Dialect`, for engines that only their `--help` tells of.
+    `steps` and `on_request` are the prefill backends as in `Dialect`, for engines that only their
+    `--help` tells of.
     """
 
     name: str
@@ -45,11 +47,12 @@ class Style:
 class Dialect:
     """What Hearth has to know of one SGLang version, for one model architecture.
 
-    `prefill` and `decode` are the backends in ladder order (first = best), ending with `disabled`; `on_request`
-    are prefill backends that are taken when written out but never stepped down to. `decode_first` says whether
-    decode graphs are captured before prefill graphs. `serve_command` starts the engine, its first word standing
-    for the interpreter (or for the script beside it). `dsa_prefix` is `nsa` or `dsa`, as in
-    `--nsa-decode-backend`. `jit_guard` is the environment that makes a compilation while serving fatal.
+    `prefill` and `decode` are the backends in ladder order (first = best), ending with `disabled`;
+    `on_request` are prefill backends that are taken when written out but never stepped down to.
+    `decode_first` says whether decode graphs are captured before prefill graphs. `serve_command` starts
+    the engine, its first word standing for the interpreter (or for the script beside it). `dsa_prefix` is
+    `nsa` or `dsa`, as in `--nsa-decode-backend`. `jit_guard` is the environment that makes a compilation
+    while serving fatal.
     """
 
     version: str
@@ -118,7 +121,8 @@ class Dialect:
     def from_help(cls, version: str, help_text: str, arch: str | None = None) -> Dialect:
         """A dialect read from the engine's own `--help`, for versions that aren't in the table.
 
-        Raises UnknownVersion where `version` isn't a version, or the text has no graph flag that Hearth knows.
+        Raises UnknownVersion where `version` isn't a version, or the text has no graph flag that Hearth
+        knows.
         """
         flags = frozenset(_FLAG.findall(help_text))
         style = next((s for mark, s in _styles() if mark in flags), None)
@@ -139,7 +143,7 @@ class Dialect:
         if word == "piecewise":
             if self.prefill[0] == DISABLED:
                 raise ConfigError(
-                    f"graphs 'piecewise': SGLang {self.version} has no piecewise prefill graphs here{self._why()}",
+                    f"graphs 'piecewise': SGLang {self.version} has no piecewise prefill graphs{self._why()}",
                     f"write {self._allowed()}",
                 )
             return GraphPlan(self.prefill[0], self.decode[0], decode_max_bs)
@@ -235,7 +239,7 @@ def _offers(text: str, flags: Iterable[str], words: Words) -> bool:
         return True
     if words[0] not in flags or len(words) == 1:
         return words[0] in flags
-    choices = re.search(re.escape(words[0]) + r"[ =]\s*\{([^}]*)\}", text)
+    choices = re.search(re.escape(words[0]) + r"[\s=]\s*\{([^}]*)\}", text)
     return choices is None or words[1] in re.split(r"[,\s]+", choices.group(1))
 
 
