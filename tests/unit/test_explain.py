@@ -148,8 +148,9 @@ OLD = (
     "enforce_piecewise_cuda_graph=False, cuda_graph_max_bs=16)"
 )
 NEW = (
-    "server_args={'cuda_graph_backend_decode': None, 'cuda_graph_backend_prefill': None, 'cuda_graph_config': "
-    "{'decode': {'backend': 'full', 'max_bs': 4}, 'prefill': {'backend': 'breakable', 'max_bs': 9}}}"
+    "server_args={'cuda_graph_backend_decode': None, 'cuda_graph_backend_prefill': None, "
+    "'cuda_graph_config': {'decode': {'backend': 'full', 'max_bs': 4}, "
+    "'prefill': {'backend': 'breakable', 'max_bs': 9}}}"
 )
 
 

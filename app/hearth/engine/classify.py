@@ -76,19 +76,17 @@ _AXED = (*_GRAPHS, FailureKind.HANG, FailureKind.ENGINE_KILLED, FailureKind.UNKN
 _SIGNALS = {4: "SIGILL", 6: "SIGABRT", 7: "SIGBUS", 8: "SIGFPE", 9: "SIGKILL", 11: "SIGSEGV", 15: "SIGTERM"}
 
 
-def classify(
-    lines: Sequence[str], exit_status: int | None, phase: Phase | None = None, *, exited: bool | None = None
-) -> Failure | None:
-    """Name what went wrong, or None for a healthy log: READY, nothing fatal, no bad exit.
+def classify(lines: Sequence[str], exit_status: int | None, phase: Phase | None = None) -> Failure | None:
+    """Name what went wrong, or None for a healthy log: READY (or stopped as asked), nothing fatal, no bad exit.
 
     `exit_status` is the engine's: negative for a signal, 128+N as shells and docker say it, None if unknown
-    or still running. `phase` is where the engine was, if the caller knows; else the lines tell. `exited`
-    tells whether it has ended where the status doesn't.
+    or still running. `phase` is where the engine was, if the caller knows; else the lines tell. In a log of
+    several starts the last one counts, unless it tells nothing yet and an earlier one failed.
     """
     runs = read(lines, phase)
     run = runs[-1]
     failure = _classify_run(run, exit_status, phase)
-    if failure is None or not _inconclusive(failure, run) or exit_status is not None or exited:
+    if failure is None or exit_status is not None or not _inconclusive(failure, run):
         return failure
     earlier = (_classify_run(r, None, phase) for r in reversed(runs[:-1]))
     return next((f for f in earlier if f is not None and f.source != _STOPS.id), failure)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from hearth.engine.loglines import plain_lines
 from hearth.engine.phases import PhaseTracker, rank_of
 from hearth.engine.signatures import Signature, Table, Tier, shorten, table
-from hearth.failure import Axis, Phase
+from hearth.failure import Axis, FailureKind, Phase
 
 _STAMP = re.compile(r"\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d[^\]]*\] |\[rank\d+\]:")
 _FRAME = re.compile(r'\s+File "')
@@ -20,6 +20,7 @@ _EXCEPTION = re.compile(
 _OPENERS = ("Traceback (most recent call last)", "hit an exception", "failed", "Fail ", "error")
 _STORY_MAX = 600
 _ORDER = {phase: place for place, phase in enumerate(Phase)}
+_NOTICES = (FailureKind.UNKNOWN, FailureKind.ENGINE_KILLED)
 _PROGRESS = frozenset(Phase) - {Phase.SPAWN, Phase.INIT, Phase.LOAD, Phase.DRAIN}
 
 
@@ -182,13 +183,29 @@ def evidence(run: Run, chosen: int, limit: int = 6) -> tuple[str, ...]:
     """The chosen line first, then the other telling lines of its message, then the death notice."""
     picked = [chosen]
     if run.matches:
-        story = run.story(chosen)
-        told = {m.index for m in run.matches if m.index in story and m.signature.tier < Tier.WEAK}
-        near = range(max(0, story.start - 60), story.start)
-        told |= {m.index for m in run.matches if m.index in near and m.rank == run.ranks[chosen]}
-        told |= {i for i in story if run.exception_at(i) and run.ranks[i] == run.ranks[chosen]}
-        picked += sorted(told - {chosen})
-        last = [m.index for m in run.matches if m.index > chosen and m.signature.tier >= Tier.SYMPTOM]
-        notice = next((i for i in last if i not in told and i != chosen), None)
-        picked = picked[: limit - 1] + ([] if notice is None else [notice])
-    return tuple(shorten(run.lines[i]).strip()[:500] for i in picked[:limit])
+        told = _telling(run, chosen)
+        picked += [*_user_frame(run, chosen), *sorted(told - {chosen})]
+        later = (m for m in run.matches if m.index > chosen and m.signature.kind in _NOTICES)
+        notice = [m.index for m in later if m.index not in told][:1]
+        picked = picked[: limit - len(notice)] + notice
+    return tuple(shorten(run.lines[i]).strip()[:500] for i in picked)
+
+
+def _telling(run: Run, chosen: int) -> set[int]:
+    """The lines of the message around one, and shortly before it, that match a row or are an exception."""
+    rank, story = run.ranks[chosen], run.story(chosen)
+    near = range(max(0, story.start - 60), story.start)
+    told = {m.index for m in run.matches if m.index in story and m.signature.tier < Tier.WEAK}
+    told |= {m.index for m in run.matches if m.index in near and m.rank == rank}
+    return told | {i for i in story if run.exception_at(i) and run.ranks[i] == rank}
+
+
+def _user_frame(run: Run, chosen: int) -> list[int]:
+    """The innermost frame of the model's own code that Dynamo names in its message."""
+    story = run.story(chosen)
+    start = next((i for i in story if i > chosen and run.lines[i].strip() == "from user code:"), None)
+    if start is None:
+        return []
+    end = next((i for i in range(start, story.stop) if "TORCHDYNAMO_VERBOSE" in run.lines[i]), story.stop)
+    own = [i for i in range(start, end) if _FRAME.match(run.lines[i]) and "/lib/python" not in run.lines[i]]
+    return own[-1:]
