@@ -112,25 +112,25 @@ class Life:
             raise
         loop = asyncio.get_running_loop()
         self._stream = LogStream(read_end, self._forward, self._redactor, self._on_lines, loop)
-        self._stream.mark(Phase.SPAWN)
         self._stream.start()
         self._show_phase()
 
     def _on_lines(self, lines: Sequence[str]) -> None:
         now = time.monotonic()
-        for line in lines:
+        for index, line in enumerate(lines):
             if self._tracker.observe(line, now) is not None:
-                self._show_phase()
+                self._show_phase(index)
                 self._wake.set()
             if self._fatal_at is None and live_signature(line) is not None:
                 self._fatal_at = now
                 self._wake.set()
         self._board.progress = self._tracker.progress_text
 
-    def _show_phase(self) -> None:
+    def _show_phase(self, index: int | None = None) -> None:
+        """Tell the board, and the log's ring that the phase began at line `index` of this batch."""
         phase = self._tracker.phase
         if self._stream is not None:
-            self._stream.mark(phase)
+            self._stream.mark(phase, index)
         self._board.phase = phase
         seconds = self._tracker.seconds
         self._board.phase_seconds = {name.value: value for name, value in seconds.items()}
@@ -222,6 +222,7 @@ class Life:
         pulse = Pulse(limits.stall, time.monotonic())
         asking: asyncio.Task[CanaryResult] | None = None
         next_canary = time.monotonic() + canary.interval
+        await self._poll(pulse, 0.0)
         polled = time.monotonic()
         while True:
             await self._pause(limits.poll)

@@ -183,10 +183,8 @@ class Supervisor:
             self.metrics.recovery.observe(time.monotonic() - self._failed_at)
             self._failed_at = None
         self._show_plan()
-        steps = (
-            "" if board.plan == board.wanted else f" ({board.ladder_steps} below the wanted {board.wanted})"
-        )
-        self._move(State.SERVING, f"Serving {board.model} on {board.endpoint} with {board.plan}{steps}.")
+        lower = "" if board.plan == board.wanted else f", below the wanted {_describe(board.wanted)}"
+        self._move(State.SERVING, f"Serving {board.model} with {_describe(board.plan)}{lower}.")
         failures = [event.failure for event in self._events if event.stepped]
         try:
             self._store.remember(self._key, board.plan, board.wanted, failures)

@@ -56,7 +56,7 @@ def _fetch(url: str, last: Path | None) -> tuple[dict[str, Any], bool]:
 
 
 def _show(document: dict[str, Any], live: bool) -> None:
-    console = Console(highlight=False)
+    console = Console(highlight=False, soft_wrap=True)
     if not live:
         console.print("No supervisor is running. This is how the last one ended:")
     console.print(f"[bold]{document['state']}[/bold]: ", end="")
