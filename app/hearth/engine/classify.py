@@ -77,7 +77,7 @@ _SIGNALS = {4: "SIGILL", 6: "SIGABRT", 7: "SIGBUS", 8: "SIGFPE", 9: "SIGKILL", 1
 
 
 def classify(lines: Sequence[str], exit_status: int | None, phase: Phase | None = None) -> Failure | None:
-    """Name what went wrong, or None for a healthy log: READY (or stopped as asked), nothing fatal, no bad exit.
+    """Name what went wrong, or None: READY (or stopped as asked), nothing fatal, no bad exit.
 
     `exit_status` is the engine's: negative for a signal, 128+N as shells and docker say it, None if unknown
     or still running. `phase` is where the engine was, if the caller knows; else the lines tell. In a log of
