@@ -153,6 +153,7 @@ def installed(engine: Path) -> int:
 def pip_install(engine: Path, lock: Path, log: Path) -> None:
     """Install a lock into the environment. Raises SetupError with pip's reason and the log's path."""
     command = [engine / "bin" / "python", "-I", "-u", "-m", "pip", "install", "--no-deps", "--require-hashes"]
+    command += ["--only-binary", ":all:"]
     command += ["--no-input", "--disable-pip-version-check", "--progress-bar", "off", "-r", lock]
     scratch = engine / "tmp"  # on the disk whose space was checked, and gone with the folder
     scratch.mkdir()

@@ -320,3 +320,16 @@ def test_the_plugin_is_found_by_its_folder_alone() -> None:
     env = {"PATH": os.environ["PATH"], "PYTHONPATH": str(REPO / "tests" / "faults")}
     run = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
     assert "hearth_faults:install" in json.loads(run.stdout)
+
+
+@pytest.mark.engine
+def test_the_tiny_model_is_the_same_each_time(tmp_path: Path) -> None:
+    command = [sys.executable, REPO / "tools" / "cpu_engine.py", "--print-python"]
+    python = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout.strip()
+    folders = [tmp_path / "a", tmp_path / "b"]
+    for folder in folders:
+        subprocess.run([python, REPO / "tools" / "tiny_model.py", folder], capture_output=True, check=True)
+    made = [{p.name: hashlib.sha256(p.read_bytes()).hexdigest() for p in f.iterdir()} for f in folders]
+    assert made[0] == made[1]
+    assert {"config.json", "model.safetensors", "tokenizer.json", "chat_template.jinja"} <= made[0].keys()
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["a", "b"]  # nothing half made is left
