@@ -14,7 +14,7 @@ from hearth.config_explain import Says
 Scalar = str | int | float | bool | None
 
 _SECRET = re.compile(r"(?:^|[-_])(?:api[-_]?key|access[-_]key|token|passw(?:or)?d|secret(?:[-_]key)?)$", re.I)
-_ELSEWHERE = {
+OWNED = {
     "model": "model.path",
     "model-path": "model.path",
     "served-model-name": "model.served_name",
@@ -22,6 +22,10 @@ _ELSEWHERE = {
     "port": "ports.engine",
     "api-key": "secrets.api_key_file, the path of a file that holds it",
     "admin-api-key": "secrets.admin_api_key_file, the path of a file that holds it",
+    "config": "its content under engine.args",
+    "cuda-graph-bs": "graphs.decode_max_bs",
+    "cuda-graph-bs-decode": "graphs.decode_max_bs",
+    "debug-cuda-graph": "graphs.wanted",
     "cuda-graph-max-bs": "graphs.decode_max_bs",
     "cuda-graph-max-bs-decode": "graphs.decode_max_bs",
     "cuda-graph-config": "graphs.wanted",
@@ -40,15 +44,15 @@ _ELSEWHERE = {
 
 def argument_name(name: str) -> str:
     """An engine argument's name with neither leading dashes nor underscores."""
-    return name.removeprefix("--").replace("_", "-").lower()
+    return name.removeprefix("--").replace("_", "-")
 
 
 def _argument(name: str) -> str:
-    if not re.fullmatch(r"(?:--)?[A-Za-z0-9][A-Za-z0-9_-]*", name):
+    if not re.fullmatch(r"(?:--)?[a-z][a-z0-9]*(?:[-_][a-z0-9]+)*", name):
         raise ValueError("not the name of an argument: write it like mem-fraction-static, the value after it")
     plain = argument_name(name)
-    if plain in _ELSEWHERE:
-        raise ValueError(f"Hearth sets this argument itself: write {_ELSEWHERE[plain]}")
+    if plain in OWNED:
+        raise ValueError(f"Hearth sets this argument itself: write {OWNED[plain]}")
     if _SECRET.search(plain):
         raise ValueError("a secret in plain text: remove it; only API keys can be given, see secrets")
     return name
