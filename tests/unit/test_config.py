@@ -398,7 +398,7 @@ def page():
             "",
             "## Phase limits",
             "",
-            "`limits.phases.PHASE.deadline` and `.silence` in seconds; a phase that passes one has hung. What",
+            "`limits.phases.PHASE.deadline` and `.silence` in seconds; a phase beyond one has hung. What",
             "isn't set keeps its default; `null` takes the limit away.",
             "",
             "| phase | deadline | silence |",
