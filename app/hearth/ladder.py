@@ -106,7 +106,12 @@ def degrade(
 
 
 def _no_plan_helps(failure: Failure) -> bool:
-    """An engine that dies, hangs or runs out of memory before any graph exists isn't the graphs' doing."""
+    """An engine that dies, hangs or runs out of memory before any graph exists isn't the graphs' doing.
+
+    Nor is running out of memory on no axis at all: that is the host's memory, not the GPUs'.
+    """
+    if failure.kind is FailureKind.OOM and failure.axis is Axis.NONE:
+        return True
     about_graphs = failure.kind in (FailureKind.GRAPH_CAPTURE, FailureKind.GRAPH_REPLAY)
     return failure.phase in _BEFORE_GRAPHS and not about_graphs
 

@@ -88,6 +88,7 @@ class Hearth:
         self.config["paths"] = {name: str(folder / name) for name in ("state", "runtime", "cache")}
         self.log = folder / "hearth.log"
         self.process: subprocess.Popen[bytes] | None = None
+        self._seen: set[psutil.Process] = set()
 
     @property
     def config_file(self) -> Path:
@@ -142,30 +143,32 @@ class Hearth:
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-count:])
 
     def engine_processes(self) -> list[psutil.Process]:
-        """Everything that runs with this test's config folder or model in its environment."""
-        found = []
-        for process in psutil.process_iter():
-            try:
-                if process.environ().get("HEARTH_FAULT_MARKER") == str(self.folder / "fault-happened"):
-                    found.append(process)
-            except (psutil.NoSuchProcess, psutil.AccessDenied):
-                continue
-        return [process for process in found if process.status() != psutil.STATUS_ZOMBIE]
+        """Every process below the supervisor, now or when this was last asked, that still lives."""
+        if self.process is not None and self.process.poll() is None:
+            self._seen |= set(psutil.Process(self.process.pid).children(recursive=True))
+        return [process for process in self._seen if _lives(process)]
 
     def scheduler(self) -> psutil.Process:
-        """The engine's scheduler process."""
-        named = [
-            p for p in self.engine_processes() if "scheduler" in " ".join(p.cmdline()) or p.name() == "x"
-        ]
-        assert named, [p.cmdline() for p in self.engine_processes()]
+        """The engine's scheduler process (SGLang sets its title, so the environment can't be read)."""
+        processes = self.engine_processes()
+        named = [process for process in processes if "scheduler" in " ".join(process.cmdline())]
+        assert named, [process.cmdline() for process in processes]
         return named[0]
 
     def clean_up(self) -> None:
+        self.engine_processes()
         if self.process is not None and self.process.poll() is None:
             self.process.send_signal(signal.SIGKILL)
             self.process.wait()
         for process in self.engine_processes():
             process.kill()
+
+
+def _lives(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 @pytest.fixture(scope="module")

@@ -123,6 +123,7 @@ def test_a_stop_lets_the_running_stream_end(hearth: Hearth) -> None:
         time.sleep(0.05)
     assert hearth.process is not None
     hearth.process.send_signal(signal.SIGTERM)
+    assert len(hearth.engine_processes()) >= 3
     hearth.wait_until("draining", lambda s: s["state"] == "draining", limit=10)
     assert get(f"{hearth.url}/readyz")[0] == 503
     reader.join(120)
@@ -149,7 +150,7 @@ def test_a_restarted_supervisor_goes_straight_to_the_remembered_plan(hearth: Hea
 
 def test_killing_the_supervisor_leaves_no_orphan(hearth: Hearth) -> None:
     assert hearth.process is not None
-    assert len(hearth.engine_processes()) >= 3
+    assert len(hearth.engine_processes()) >= 4
     hearth.process.kill()
     hearth.process.wait()
     assert gone(hearth, 5), [process.cmdline() for process in hearth.engine_processes()]
