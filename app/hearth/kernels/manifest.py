@@ -196,6 +196,8 @@ def verify(
         listed = load(manifest).libraries
     except ManifestError as error:
         return Report((), str(error))
+    if not listed:
+        return Report((), f"{manifest}: lists no library")
     checked = [_check(library, directory, device_arch, versions or {}) for library in listed]
     return Report((*checked, *_strangers(directory, {library.name for library in listed})))
 
