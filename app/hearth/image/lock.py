@@ -156,7 +156,7 @@ def _size(scratch: Path, text: str, python: str) -> Size:
 
 
 def size_of(pylock: dict[str, Any], python: str) -> Size:
-    """The download that a pylock.toml means: of each package the wheel that pip would take, else its source."""
+    """The download that a pylock.toml means: each package's wheel that pip would take, else its source."""
     order = _tag_order(python)
     files = [_file(package, order) for package in pylock.get("packages", ())]
     largest = sorted(files, key=lambda item: -item[1])[:8]

@@ -1,7 +1,7 @@
 """Read a hash-locked requirements file: every line pinned to one version, every pin with hashes.
 
-Such files are what pip takes with `--require-hashes`. Two kinds of comment carry facts that `hearth image lock`
-wrote down: `# asks: REQUIREMENT` (the SGLang wheel's own Requires-Dist) and `# download: BYTES FILES`.
+Such files are what pip takes with `--require-hashes`. Two kinds of comment carry facts that `hearth image
+lock` wrote down: `# asks: REQUIREMENT` (the SGLang wheel's own Requires-Dist) and `# download: BYTES FILES`.
 """
 
 from __future__ import annotations

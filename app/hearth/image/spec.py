@@ -325,7 +325,7 @@ def _graphs(spec: Spec) -> list[str]:
         return [f"graphs.wanted: {error}"]
     ladder = dialect.ladder(plan)
     return [
-        f"graphs.ladder.{axis}: SGLang {spec.engine.sglang} steps {', '.join(right)}: write [{', '.join(right)}]"
+        f"graphs.ladder.{axis}: not SGLang {spec.engine.sglang}'s order: write [{', '.join(right)}]"
         for axis, right, given in (
             ("prefill", ladder.prefill, spec.graphs.ladder.prefill),
             ("decode", ladder.decode, spec.graphs.ladder.decode),
