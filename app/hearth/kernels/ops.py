@@ -87,8 +87,7 @@ def register() -> Mapping[str, Op]:
     if not _registered:
         flashinfer = _flashinfer()
         traits = Traits.of(flashinfer.__version__)
-        for name in OP_NAMES:
-            _registered[name] = _make(name, raw_function(name), traits)
+        _registered.update({name: _make(name, raw_function(name), traits) for name in OP_NAMES})
     return _registered
 
 
@@ -106,7 +105,7 @@ def fp4_quantize_op() -> Op:
 
 def raw_function(name: str) -> Callable[..., Any]:
     """FlashInfer's own function, also after the plugin has put an op in its place. Raises MissingError."""
-    module = _defining_module()
+    module = defining_module()
     function: Callable[..., Any] | None = getattr(module, name, None)
     if function is None:
         raise MissingError(f"flashinfer has no {name}", "this FlashInfer is older than Hearth knows")
@@ -363,7 +362,7 @@ def _flashinfer() -> Any:
     return flashinfer
 
 
-def _defining_module() -> Any:
+def defining_module() -> Any:
     """The module whose functions are the originals: the plugin replaces names everywhere but here."""
     import importlib
 
@@ -374,5 +373,10 @@ def _defining_module() -> Any:
         return importlib.import_module("flashinfer.fp4_quantization")
 
 
+def fp4_spec() -> Any:
+    """FlashInfer's own build recipe of the FP4 library for SM120 (a `JitSpec`)."""
+    return defining_module().gen_fp4_quantization_sm120_module()
+
+
 def _layout_enum() -> Any:
-    return _defining_module().SfLayout
+    return defining_module().SfLayout

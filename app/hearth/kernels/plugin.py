@@ -69,19 +69,27 @@ def write_pth(site_dir: Path) -> Path:
     return path
 
 
-def replace_in(modules: Iterable[ModuleType], originals: dict[int, Callable[..., Any]]) -> list[str]:
+def replace_in(modules: Iterable[ModuleType], originals: dict[int, Callable[..., Any]]) -> dict[str, int]:
     """Replace every module attribute that *is* one of the originals (keyed by id), whatever its name there.
 
-    Returns `module.attribute` for each place.
+    Returns the key of the original for each place, `module.attribute`.
     """
-    places = []
+    places = {}
     for module in modules:
         for name, value in list(vars(module).items()):
-            replacement = originals.get(id(value))
-            if replacement is not None:
-                setattr(module, name, replacement)
-                places.append(f"{module.__name__}.{name}")
+            if id(value) in originals:
+                setattr(module, name, originals[id(value)])
+                places[f"{module.__name__}.{name}"] = id(value)
     return places
+
+
+def loaded_modules(*packages: str) -> list[ModuleType]:
+    """The modules of some top-level packages that are loaded now."""
+    return [
+        module
+        for name, module in list(sys.modules.items())
+        if name.partition(".")[0] in packages and isinstance(module, ModuleType)
+    ]
 
 
 def engine_version() -> str:
@@ -129,30 +137,15 @@ def _replace() -> None:
     registered = ops.register()
     defining = sys.modules[registered["fp4_quantize"].raw.__module__]
     originals = {id(op.raw): op.call for op in registered.values()}
-    places = replace_in(_engine_modules(defining), originals)
-    names = sorted(op.name for op in registered.values() if any(_named(place, op.name) for place in places))
+    # In the defining module the originals call each other, and FlashInfer's own op calls `fp4_quantize`
+    # by its global name: that one stays as it is.
+    modules = [m for m in loaded_modules("flashinfer", "sglang") if m is not defining]
+    places = replace_in(modules, originals)
+    names = sorted(op.name for op in registered.values() if id(op.raw) in places.values())
     _say(
         f"replaced {len(names)} ops ({', '.join(names)}) in pid {os.getpid()} ({_process_name()})"
         f" for sglang {engine_version()}"
     )
-
-
-def _named(place: str, name: str) -> bool:
-    return name in place.rpartition(".")[2]
-
-
-def _engine_modules(defining: ModuleType) -> list[ModuleType]:
-    """Loaded modules of flashinfer and sglang, but for the one that defines the functions.
-
-    In there the originals call each other, and FlashInfer's own op calls `fp4_quantize` by its global name.
-    """
-    return [
-        module
-        for name, module in list(sys.modules.items())
-        if name.partition(".")[0] in ("flashinfer", "sglang")
-        and isinstance(module, ModuleType)
-        and module is not defining
-    ]
 
 
 def _process_name() -> str:
