@@ -71,9 +71,8 @@ def warm(
         typer.echo(json.dumps({**vars(result), "path": str(result.path), "key": key}))
         return
     what = "filled" if result.fresh else "there already"
-    typer.echo(
-        f"{result.path}: {what}, {result.files} files, {result.size} bytes, made in {result.seconds:.0f} s"
-    )
+    size = f"{result.files} files, {result.size} bytes"
+    typer.echo(f"{result.path}: {what}, {size}, made in {result.seconds:.0f} s")
     for name in result.pruned:
         typer.echo(f"removed {name}")
 
@@ -120,7 +119,7 @@ async def _run(root: Path, key: str, engine: Engine) -> warming.Warmed:
 
 
 def starter(engine: Engine) -> Callable[[Path], Awaitable[None]]:
-    """What `warming.warm` calls: runs the engine with its caches in a folder, until it was ready and is gone."""
+    """What `warming.warm` calls: runs the engine, its caches in a folder, until it was ready and is gone."""
 
     async def start(folder: Path) -> None:
         env = {**os.environ, **dialect_for(engine.version).cache_env(str(folder))}

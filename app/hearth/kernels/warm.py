@@ -76,7 +76,7 @@ def find(root: Path, key: str) -> Path | None:
 
 
 async def warm(root: Path, key: str, start: Start, keep: int = _KEPT) -> Warmed:
-    """Make the cache of `key` unless it is there: `start(folder)` fills it, and returns when the engine is gone.
+    """Make the cache of `key` unless it is there: `start(folder)` fills it and returns with the engine gone.
 
     Whatever `start` raises passes through and leaves no cache. After success, the newest `keep` caches stay
     (this one among them; the one before is what a rollback needs). Raises WarmBusy, CheckFailed where
