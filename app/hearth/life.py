@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from hearth.board import Board
 from hearth.config import Config
 from hearth.engine.classify import classify, hang_failure
-from hearth.engine.effective import differences, effective_plan
+from hearth.engine.effective import differences, effective_plan, unused
 from hearth.engine.logstream import LogStream, log_pipe
 from hearth.engine.phases import PhaseTracker
 from hearth.engine.ports import owner
@@ -21,6 +21,7 @@ from hearth.engine.process import EngineProcess, StopReport
 from hearth.engine.redact import Redactor
 from hearth.engine.signatures import live_signature
 from hearth.failure import Failure, FailureKind, Phase
+from hearth.kernels.seal import CompileWatch
 from hearth.ladder import GraphPlan
 from hearth.metrics import Metrics
 from hearth.pulse import CANARY_TRIES, Pulse, numerics, unanswered
@@ -63,6 +64,8 @@ class Life:
         self._wake = asyncio.Event()
         self._fatal_at: float | None = None
         self._tracker = PhaseTracker({phase: config.limits.phase(phase) for phase in Phase}, time.monotonic())
+        self._compiles = CompileWatch([config.paths.cache])
+        self._asking: asyncio.Task[CanaryResult] | None = None
         self._process: EngineProcess | None = None
         self._stream: LogStream | None = None
 
@@ -81,9 +84,10 @@ class Life:
                 return await self._post_mortem(exiting.result())
             return watching.result()
         finally:
-            for task in (stopping, exiting, watching):
+            tasks = [task for task in (stopping, exiting, watching, self._asking) if task is not None]
+            for task in tasks:
                 task.cancel()
-            await asyncio.gather(stopping, exiting, watching, return_exceptions=True)
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     async def end(self, drain: float) -> StopReport | None:
         """Stop the engine: `drain` seconds for running requests, then kill; returns when all are gone."""
@@ -212,15 +216,22 @@ class Life:
         info = await self._probe.server_info()
         effective = effective_plan(self._launch.plan, info, self._tracker.seconds)
         self._board.effective = effective
-        self._board.downgrades = differences(self._launch.plan, effective)
-        for sentence in self._board.downgrades:
-            log.warning("The engine switched graphs off by itself: %s", sentence)
+        self._note_downgrades(differences(self._launch.plan, effective))
+
+    def _note_downgrades(self, sentences: Sequence[str]) -> None:
+        """Show each silent downgrade, once for each axis: what the engine says of itself comes first."""
+        known = {sentence.partition(":")[0] for sentence in self._board.downgrades}
+        for sentence in sentences:
+            if sentence.partition(":")[0] not in known:
+                self._board.downgrades.append(sentence)
+                self._metrics.plan_differs.set(len(self._board.downgrades))
+                log.warning("The engine runs less than it was asked for: %s", sentence)
 
     async def _attend(self) -> Failure:
         """Poll a serving engine until it fails."""
         limits, canary = self._config.limits, self._config.canary
         pulse = Pulse(limits.stall, time.monotonic())
-        asking: asyncio.Task[CanaryResult] | None = None
+        self._compiles.mark()
         next_canary = time.monotonic() + canary.interval
         await self._poll(pulse, 0.0)
         polled = time.monotonic()
@@ -231,14 +242,14 @@ class Life:
             if failure is None and now - polled >= min(limits.poll, 1.0):
                 failure = await self._poll(pulse, now - polled)
                 polled = now
-            if failure is None and asking is not None and asking.done():
-                failure = pulse.canary(asking.result())
-                next_canary = now + (canary.interval if asking.result().ok else RETRY_CANARY)
-                asking = None
+            if failure is None and self._asking is not None and self._asking.done():
+                result, self._asking = self._asking.result(), None
+                failure = pulse.canary(result)
+                next_canary = now + (canary.interval if result.ok else RETRY_CANARY)
             if failure is not None:
                 return failure
-            if asking is None and now >= next_canary:
-                asking = asyncio.create_task(self._ask_canary())
+            if self._asking is None and now >= next_canary:
+                self._asking = asyncio.create_task(self._ask_canary())
 
     async def _poll(self, pulse: Pulse, seconds: float) -> Failure | None:
         samples = await self._probe.samples()
@@ -249,6 +260,10 @@ class Life:
             board.running, board.queued = samples.running, samples.queued
             board.kv_usage, board.passes = samples.kv_usage, samples.passes
             board.history.add(time.time(), board.rates["generation"], board.rates["prefill"])
+            self._note_downgrades(unused(self._launch.plan, samples.passes))
+        for name in self._compiles.scan():
+            self._metrics.compiles.inc()
+            log.warning("Compiled while serving: %s", name)
         return pulse.stalled(time.monotonic())
 
     async def _post_mortem(self, status: int) -> Failure:

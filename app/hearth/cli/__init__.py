@@ -7,7 +7,7 @@ import sys
 import typer
 
 from hearth import __version__
-from hearth.cli import bake, explain, plan, promote, serve, status
+from hearth.cli import bake, explain, image, kernels, plan, promote, serve, status, trace, warm
 from hearth.errors import ExitCode, HearthError
 
 app = typer.Typer(
@@ -21,7 +21,11 @@ app.command()(status.status)
 app.command()(explain.explain)
 app.command()(plan.plan)
 app.command()(promote.promote)
+app.command()(trace.trace)
 app.command()(bake.bake)
+app.command()(warm.warm)
+app.add_typer(kernels.kernels_app, name="kernels")
+app.add_typer(image.image_app, name="image")
 
 
 @app.callback(invoke_without_command=True)

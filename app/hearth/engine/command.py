@@ -10,38 +10,11 @@ from fnmatch import fnmatchcase
 from pathlib import PurePath
 from typing import Any
 
+from hearth.config_types import OWNED, argument_name
 from hearth.engine.dialect import Dialect
 from hearth.errors import ConfigError
 from hearth.ladder import GraphPlan
 
-# Arguments that Hearth gives itself, and where a person sets them instead.
-_GRAPHS = "the graph plan goes under graphs:"
-_SECRETS = "keys go into files named under secrets:"
-_OWNED = {
-    "model-path": "set model.path",
-    "model": "set model.path",
-    "served-model-name": "set model.served_name",
-    "host": "set ports.engine_host",
-    "port": "set ports.engine",
-    "api-key": _SECRETS,
-    "admin-api-key": _SECRETS,
-    "config": "write its content under engine.args",
-    "cuda-graph-config": _GRAPHS,
-    "cuda-graph-backend-prefill": _GRAPHS,
-    "cuda-graph-backend-decode": _GRAPHS,
-    "cuda-graph-max-bs": _GRAPHS,
-    "cuda-graph-max-bs-decode": _GRAPHS,
-    "cuda-graph-bs": _GRAPHS,
-    "cuda-graph-bs-decode": _GRAPHS,
-    "disable-cuda-graph": _GRAPHS,
-    "disable-prefill-cuda-graph": _GRAPHS,
-    "disable-decode-cuda-graph": _GRAPHS,
-    "disable-piecewise-cuda-graph": _GRAPHS,
-    "enable-piecewise-cuda-graph": _GRAPHS,
-    "enforce-piecewise-cuda-graph": _GRAPHS,
-    "enable-breakable-cuda-graph": _GRAPHS,
-    "debug-cuda-graph": _GRAPHS,
-}
 # Given unless the config says otherwise: without metrics Hearth can't see a stalled engine.
 _DEFAULTS: Mapping[str, Any] = {"enable-metrics": True}
 _DSA = re.compile(r"(?:dsa|nsa)-(prefill-backend|decode-backend)")
@@ -127,7 +100,7 @@ def _normal(args: Mapping[str, Any], dialect: Dialect) -> dict[str, Any]:
     """Arguments by SGLang's own spelling. Raises ConfigError for a key that is bad, owned or there twice."""
     found: dict[str, Any] = {}
     for written, value in args.items():
-        key = str(written).removeprefix("--").replace("_", "-")
+        key = argument_name(str(written))
         if not _KEY.fullmatch(key):
             raise ConfigError(
                 f"engine.args: {written!r}: not a flag", "write its name without dashes before it"
@@ -142,10 +115,10 @@ def _normal(args: Mapping[str, Any], dialect: Dialect) -> dict[str, Any]:
 
 def _refuse_owned(written: str, key: str) -> None:
     """argparse takes any unique beginning of a flag's name, so those are refused with the name itself."""
-    owned = next((name for name in (key, *_OWNED) if name in _OWNED and name.startswith(key)), None)
+    owned = next((name for name in (key, *OWNED) if name in OWNED and name.startswith(key)), None)
     if owned is not None:
         same = "" if owned == key else f" (short for {owned})"
-        raise ConfigError(f"engine.args: {written}{same}: Hearth sets this itself", _OWNED[owned])
+        raise ConfigError(f"engine.args: {written}{same}: Hearth sets this itself", f"set {OWNED[owned]}")
 
 
 def _words(key: str, value: Any) -> Iterable[str]:
