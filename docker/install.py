@@ -11,7 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-LAYERS = {"cuda": r"nvidia.*|cuda.*", "torch": r"torch(gen|-[0-9].*)?|functorch|triton.*"}
+LAYERS = {"cuda": r"nvidia(?!_ml_py).*|cuda.*", "torch": r"torch(gen|-[0-9].*)?|functorch|triton.*"}
 """Names in site-packages that go into a layer of their own."""
 
 

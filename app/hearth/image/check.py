@@ -243,10 +243,13 @@ def _trace(answer: Answer) -> Line:
     silent = _silent("trace", answer)
     if silent:
         return silent
-    bad = [f"{op['op']}: {op.get('reason')}" for op in answer.body.get("ops", ()) if not op["traceable"]]
+    needed = [op for op in answer.body.get("ops", ()) if op.get("required", True)]
+    bad = [f"{op['op']}: {op.get('reason')}" for op in needed if not op["traceable"]]
+    if not needed:
+        bad = ["no operator was traced"]
     if bad or answer.code != 0 or not answer.body.get("ok"):
         return _fail("trace", "; ".join(bad[:2]) or answer.words[-200:], "hearth trace names the frame")
-    return Line("trace", "ok", f"{len(answer.body['ops'])} operators traced with fullgraph=True")
+    return Line("trace", "ok", f"{len(needed)} operators traced with fullgraph=True")
 
 
 def _plan(spec: Spec, answer: Answer) -> Line:

@@ -127,8 +127,8 @@ def _resolve(
     done = _uv(command, root)
     if done.returncode != 0:
         raise ConfigError(f"{spec.name}: the requirements don't fit together: {_last(done.stderr, 2000)}")
-    text = re.sub(re.escape(str(wanted)), spec.name, kept.read_text())
-    return without({name for other in others for name in other.pins}, re.sub(r" \(-r .*?\)", "", text))
+    text = re.sub(r"\(?-r (\S+?)\)?$", f"images/{spec.name}.yaml", kept.read_text(), flags=re.MULTILINE)
+    return without({name for other in others for name in other.pins}, text)
 
 
 def _bare(spec: Spec) -> str:

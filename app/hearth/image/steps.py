@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 _TAIL = 15
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ class Classic(_Steps):
             self._failed(self._open, str(event["error"]))
         *lines, self._rest = (self._rest + str(event.get("stream") or "")).split("\n")
         for line in lines:
-            found += self._line(line.rstrip())
+            found += self._line(_COLOURS.sub("", line).rstrip())
         return found
 
     def finished(self) -> list[Step]:
@@ -73,7 +74,7 @@ class Classic(_Steps):
             return [*ended, *([self._open] if self._open else [])]
         if self._open is not None and line.strip() == "---> Using cache":
             self._open = replace(self._open, cached=True)
-        elif line and not line.startswith(" --->"):
+        elif line and not line.startswith((" --->", "Removing intermediate container")):
             self.tail.append(line)
         return []
 
