@@ -230,7 +230,8 @@ modules = []
 for name in json.loads(pathlib.Path(request).read_text())["modules"]:
     folder = work / name
     folder.mkdir(exist_ok=True)
-    (folder / "build.ninja").write_text("cuda_cflags = $common_cflags $\\n    -I/x $\\n  -O3 $\\n -gencode=a\\n")
+    flags = "cuda_cflags = $common_cflags $\\n    -I/x $\\n    -O3 $\\n    -gencode=a\\n"
+    (folder / "build.ninja").write_text(flags)
     aot = work.parent / "site" / name / (name + ".so")
     library = folder / (name + ".so")
     modules.append({"name": name, "build_dir": str(folder), "library": str(library), "sources": 2,

@@ -227,10 +227,10 @@ def _damage(path: Path, library: Library, error: KernelFileError) -> str:
 def _changed(library: Library, found: Library) -> str | None:
     if found.sha256 == library.sha256:
         return None
-    if found.size < library.size:
-        return f"truncated: {found.size} of {library.size} bytes"
     if found.archs != library.archs:
         return f"changed: has code for {_names(found.archs)} where {_names(library.archs)} was baked"
+    if found.size < library.size:
+        return f"truncated: {found.size} of {library.size} bytes"
     return f"changed: sha256 {found.sha256[:12]}… where {library.sha256[:12]}… was baked"
 
 
