@@ -4,7 +4,7 @@ SHELL := /bin/bash
 VENV := .venv
 PY := $(VENV)/bin/python
 
-.PHONY: help setup demo test test-unit test-engine lint format lock bench-supervisor clean
+.PHONY: help setup demo test test-unit test-engine test-image image lint format lock bench-supervisor clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -17,13 +17,19 @@ demo: setup ## A real SGLang server on CPU: its piecewise plan breaks, Hearth br
 
 test: setup ## All tests, with a real SGLang server on CPU (about 20 minutes on 2 cores)
 	@tools/setup.sh --test-tools
-	@$(PY) -m pytest
+	@$(PY) -m pytest -m "not image and not gpu"
 
 test-unit: setup ## The tests that take seconds
 	@$(PY) -m pytest tests/unit
 
 test-engine: setup ## The tests that drive a real SGLang server
 	@$(PY) -m pytest tests/engine
+
+test-image: setup ## Build the cpu image with a real Docker Engine and try every check on it
+	@$(PY) -m pytest -m image tests/image
+
+image: setup ## Build and check an image: make image IMAGE=glm5-nvfp4-sm120
+	@$(VENV)/bin/hearth image build $(IMAGE)
 
 lint: setup ## Style, types, layers, YAML, shell
 	@$(VENV)/bin/ruff check
