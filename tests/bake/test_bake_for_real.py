@@ -115,13 +115,9 @@ def test_another_flashinfer_is_caught(folder: Path) -> None:
 
 
 def test_flashinfer_takes_the_installed_library(baker: Baker, python: Path, baked: Path) -> None:
-    script = (
-        "import importlib.util, pathlib; p = importlib.util.find_spec('flashinfer').submodule_search_locations[0];"
-        "print(pathlib.Path(p) / 'data' / 'aot')"
-    )
-    aot = Path(
-        subprocess.run([python, "-c", script], capture_output=True, text=True, check=True).stdout.strip()
-    )
+    script = "import importlib.util as u; print(u.find_spec('flashinfer').submodule_search_locations[0])"
+    package = subprocess.run([python, "-c", script], capture_output=True, text=True, check=True).stdout
+    aot = Path(package.strip()) / "data" / "aot"
     assert not aot.exists(), f"{aot}: this environment isn't as tools/kernel_env.py makes it"
     try:
         done = baker.run(baked, KV, "12.0f", "--install")
