@@ -158,7 +158,8 @@ def test_compose_file_runs_the_image_as_the_checks_do() -> None:
     assert service["cap_drop"] == ["ALL"]
     assert service["security_opt"] == ["no-new-privileges:true"]
     assert service["ulimits"] == {"memlock": -1, "stack": 67108864, "nofile": 1048576}
-    assert service["gpus"] == "all"
+    devices = service["deploy"]["resources"]["reservations"]["devices"]
+    assert devices == [{"driver": "nvidia", "count": "all", "capabilities": ["gpu"]}]
     assert service["logging"]["options"]["max-size"]
     assert "healthcheck" not in service
     assert any(entry.startswith("/run/hearth:") for entry in service["tmpfs"])
