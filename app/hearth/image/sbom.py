@@ -36,7 +36,9 @@ def sbom(name: str, version: str, python: Mapping[str, str], debian: Mapping[str
     packages += [component("deb", *item) for item in sorted(debian.items())]
     bom = Bom(components=packages)
     bom.metadata.component = Component(name=name, version=version, type=ComponentType.CONTAINER, bom_ref=name)
-    bom.serial_number = uuid.uuid5(uuid.NAMESPACE_OID, repr((name, version, sorted(python.items()))))
+    bom.register_dependency(bom.metadata.component, packages)
+    content = (name, version, sorted(python.items()), sorted(debian.items()))
+    bom.serial_number = uuid.uuid5(uuid.NAMESPACE_OID, repr(content))
     body = json.loads(JsonV1Dot6(bom).output_as_string())
     body["metadata"].pop("timestamp", None)
     body["metadata"].pop("tools", None)
