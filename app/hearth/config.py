@@ -80,6 +80,8 @@ class Engine(Section):
     """Variables of the engine; a number is taken as it is written. Secrets are refused here."""
     pass_env: list[PassedName] = Field(default_factory=list)
     """Variables (NAME or PREFIX_*) handed on from Hearth's own environment, besides the allow-list."""
+    verify_kernels: bool = False
+    """Check the baked kernels before each start (`hearth kernels verify --self-test`); images turn it on."""
 
     @field_validator("args")
     @classmethod

@@ -24,6 +24,7 @@ from hearth.failure import Failure, FailureKind, Phase
 from hearth.kernels.seal import CompileWatch
 from hearth.ladder import GraphPlan
 from hearth.metrics import Metrics
+from hearth.precheck import check_kernels
 from hearth.pulse import CANARY_TRIES, Pulse, numerics, unanswered
 
 log = logging.getLogger(__name__)
@@ -71,6 +72,10 @@ class Life:
 
     async def live(self, stop: asyncio.Event) -> Failure | None:
         """Run until the engine fails (the Failure) or `stop` is set (None). `end` must follow."""
+        if self._config.engine.verify_kernels:
+            failure = await check_kernels(self._config.engine.python, self._launch.env)
+            if failure is not None or stop.is_set():
+                return failure
         await self._spawn()
         assert self._process is not None
         stopping = asyncio.create_task(stop.wait())
