@@ -32,7 +32,18 @@ console = Console(highlight=False, soft_wrap=True)
 
 def main() -> int:
     os.chdir(ROOT)
-    prepare()
+    for number in (signal.SIGTERM, signal.SIGHUP):  # a closed terminal ends it like Ctrl-C
+        signal.signal(number, lambda *_: signal.raise_signal(signal.SIGINT))
+    try:
+        prepare()
+        return serve()
+    except KeyboardInterrupt:
+        console.print("Interrupted.")
+        return 130
+
+
+def serve() -> int:
+    """Start Hearth, show what it does, and stop it, whatever happens."""
     console.rule("Starting hearth serve: wanted plan piecewise, and a fault planted in its capture")
     log = RUN / "hearth.log"
     with log.open("wb") as sink:
@@ -44,16 +55,15 @@ def main() -> int:
         )
     try:
         return show(hearth, log)
-    except KeyboardInterrupt:
-        return 0
     finally:
         stop(hearth)
 
 
 def prepare() -> None:
     """The engine's environment, the tiny model, and an empty state: each demo starts from nothing known."""
-    console.rule("Preparing a real SGLang for CPU (once: about 2.8 GB, minutes)")
+    console.rule("Preparing a real SGLang for CPU (once: 3 to 6 GB, minutes)")
     python = Path(last_line([sys.executable, "tools/cpu_engine.py"]))
+    console.print("Making a tiny model with random weights, unless it is there.")
     model = Path(last_line([str(python), "tools/tiny_model.py"]))
     shutil.rmtree(RUN, ignore_errors=True)
     RUN.mkdir(parents=True)
@@ -63,10 +73,24 @@ def prepare() -> None:
 
 def last_line(command: list[str]) -> str:
     """Run a tool that shows its progress on stderr and prints its result as the last line."""
-    result = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
-    if result.returncode != 0:
-        sys.exit(result.returncode)
-    return result.stdout.strip().splitlines()[-1]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as tool:
+        try:
+            output = tool.communicate()[0]
+        except KeyboardInterrupt:
+            end(tool)
+            raise
+    if tool.returncode != 0:
+        sys.exit(tool.returncode)
+    return output.strip().splitlines()[-1]
+
+
+def end(tool: subprocess.Popen[str]) -> None:
+    """Let an interrupted tool clean up. Ctrl-C has reached it too; a signal to this process alone hasn't."""
+    try:
+        tool.wait(3)
+    except subprocess.TimeoutExpired:
+        tool.terminate()
+        tool.wait()
 
 
 def show(hearth: subprocess.Popen[bytes], log: Path) -> int:
@@ -88,8 +112,16 @@ def show(hearth: subprocess.Popen[bytes], log: Path) -> int:
     console.print("[green]Broken on purpose, named, stepped down, answering.[/green]")
     if sys.stdin.isatty():
         console.print("Serving until Ctrl-C.")
-        hearth.wait()
+        return serve_on(hearth)
     return 0
+
+
+def serve_on(hearth: subprocess.Popen[bytes]) -> int:
+    """Wait for Ctrl-C, which is a good end here, or for Hearth to end by itself."""
+    try:
+        return int(hearth.wait() != 0)
+    except KeyboardInterrupt:
+        return 0
 
 
 def follow(hearth: subprocess.Popen[bytes]) -> bool:
@@ -157,6 +189,9 @@ def read_status() -> dict[str, Any] | None:
 
 
 def stop(hearth: subprocess.Popen[bytes]) -> None:
+    """End Hearth and its engine; a second Ctrl-C doesn't cut it short and leave them behind."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
     if hearth.poll() is None:
         console.print("Stopping: the engine drains, then every process ends.")
         hearth.send_signal(signal.SIGTERM)

@@ -128,9 +128,8 @@ class Progress:
             self.last = f"downloading {name.removeprefix('Downloading ')}"
         elif text.startswith("Installing collected"):
             self.last = "unpacking"
-        self.tick()
 
-    def tick(self, unpacked: int = 0) -> None:
+    def tick(self, unpacked: int) -> None:
         """Say where things are, when it is time to."""
         now = time.monotonic()
         if now - self.said < self.every:

@@ -43,6 +43,16 @@ make_venv() {
   "$python" -m venv .venv
 }
 
+# Unbuffered: its lines are the progress that a person sees.
+pip_install() {
+  .venv/bin/python -u -m pip install --disable-pip-version-check --no-input "$@"
+}
+
+pip_failed() {
+  fail "pip couldn't install the packages; its reason is above" \
+    "check the network and pip's index (.venv/bin/python -m pip config list), then run make again"
+}
+
 test_tools() {
   command -v chromium >/dev/null || apt_install chromium ||
     say "no chromium: the tests of the status page in a browser will be skipped (apt-get install chromium)"
@@ -59,8 +69,9 @@ stamp=$(cat requirements/dev.lock pyproject.toml | sha256sum | cut -d' ' -f1)
 python=$(find_python)
 .venv/bin/python -c 'import pip' 2>/dev/null || make_venv "$python"
 say "installing $(grep -c '^[a-zA-Z0-9].*==' requirements/dev.lock) packages into .venv (under a minute)"
-.venv/bin/python -m pip install --disable-pip-version-check --no-input --require-hashes \
-  -r requirements/dev.lock | grep --line-buffered -E '^(Collecting|Installing|Successfully)' | cut -c1-120 >&2
-.venv/bin/python -m pip install --disable-pip-version-check --no-input --quiet --no-deps --no-build-isolation -e .
+# sed, unlike grep, doesn't fail where every package is there already and pip has nothing to say.
+pip_install --require-hashes -r requirements/dev.lock |
+  sed -unE '/^(Collecting|Installing|Successfully)/{s/^(.{110}).*/\1.../;p}' >&2 || pip_failed
+pip_install --quiet --no-deps --no-build-isolation -e . || pip_failed
 printf '%s' "$stamp" >.venv/hearth-stamp
 say "done: .venv/bin/hearth --help"
