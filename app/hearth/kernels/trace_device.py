@@ -6,6 +6,7 @@ Only used inside `pretend`, and undone after it. Everything between a call and t
 from __future__ import annotations
 
 import contextlib
+import inspect
 import os
 import sys
 import tempfile
@@ -22,6 +23,7 @@ from unittest import mock
 from packaging.version import Version
 
 from hearth.errors import MissingError
+from hearth.kernels import plugin
 
 CAPABILITY = (12, 0)
 AOT_NAMES = ("fp4_quantization_120", "fp4_quantization_120f")
@@ -88,6 +90,7 @@ def pretend() -> Iterator[None]:
         stack.enter_context(replaced(torch.Tensor, "cuda", lambda self, *args, **kwargs: self))
         if torch.version.cuda is None:
             stack.enter_context(replaced(torch.version, "cuda", "13.0"))
+        stack.enter_context(_fresh_caches())
         stack.enter_context(_aot_in_place())
         stack.enter_context(FakeTensorMode())
         yield
@@ -110,29 +113,42 @@ def _aot_in_place() -> Iterator[None]:
             yield
 
 
-def native_module(callable_with_fakes: bool = False) -> Any:
-    """What a loaded library looks like to the tracer: real tvm_ffi functions, which here do nothing.
-
-    tvm_ffi asks tensors for their memory, which fake ones don't have: `callable_with_fakes` gives plain
-    Python functions instead.
-    """
+def native_module() -> Any:
+    """What a loaded library looks like to the tracer: real tvm_ffi functions, which here do nothing."""
     import tvm_ffi  # type: ignore[import-not-found]
 
     def nothing(*_: Any) -> None:
         return None
 
-    function = nothing if callable_with_fakes else tvm_ffi.convert(nothing)
-    return SimpleNamespace(**dict.fromkeys(NATIVE_NAMES, function))
+    return SimpleNamespace(**dict.fromkeys(NATIVE_NAMES, tvm_ffi.convert(nothing)))
 
 
 @contextlib.contextmanager
-def preloaded(callable_with_fakes: bool = False) -> Iterator[None]:
+def preloaded() -> Iterator[None]:
     """Every library counts as loaded, and is what `native_module` says."""
     from flashinfer.jit import JitSpec
 
-    module = native_module(callable_with_fakes)
+    module = native_module()
     with contextlib.ExitStack() as stack:
         for cls in (JitSpec, *JitSpec.__subclasses__()):
             if "build_and_load" in vars(cls):
                 stack.enter_context(replaced(cls, "build_and_load", lambda self: module))
         yield
+
+
+@contextlib.contextmanager
+def _fresh_caches() -> Iterator[None]:
+    """FlashInfer caches capabilities and loaded modules: nothing pretended may stay, nothing real leak in."""
+    _clear_caches()
+    try:
+        yield
+    finally:
+        _clear_caches()
+
+
+def _clear_caches() -> None:
+    for module in plugin.loaded_modules("flashinfer"):
+        for value in list(vars(module).values()):
+            clear = inspect.getattr_static(value, "cache_clear", None)
+            if clear is not None and callable(value):
+                value.cache_clear()

@@ -55,6 +55,10 @@ class _Owner:
     is_property: bool = False
 
 
+class _SeenError(Exception):
+    """Stops a run whose answer was seen."""
+
+
 def peel(
     call: Callable[[], Any],
     trace: Callable[[Callable[[], Any]], Obstacle | None],
@@ -198,9 +202,9 @@ def _observe(owner: _Owner, call: Callable[[], Any]) -> list[Any]:
 
     def record(*args: Any, **kwargs: Any) -> Any:
         seen.append(owner.function(*args, **kwargs))
-        return seen[-1]
+        raise _SeenError  # nothing after this is of interest
 
-    with trace_device.preloaded(True), _everywhere(owner, record), contextlib.suppress(Exception):
+    with trace_device.preloaded(), _everywhere(owner, record), contextlib.suppress(Exception):
         call()
     return seen
 
