@@ -33,7 +33,7 @@ console = Console(highlight=False, soft_wrap=True)
 def main() -> int:
     os.chdir(ROOT)
     for number in (signal.SIGTERM, signal.SIGHUP):  # a closed terminal ends it like Ctrl-C
-        signal.signal(number, lambda *_: signal.raise_signal(signal.SIGINT))
+        signal.signal(number, signal.default_int_handler)
     try:
         prepare()
         return serve()

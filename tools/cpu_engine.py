@@ -302,7 +302,7 @@ def main() -> int:
     parser.add_argument("--version", choices=sorted(LOCKS), default="0.5.23", help="SGLang version")
     parser.add_argument("--print-python", action="store_true", help="say nothing else when it is ready")
     args = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         python = ensure(args.version)
     except SetupError as error:
