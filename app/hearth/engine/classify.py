@@ -33,6 +33,9 @@ _EXPLAINS = frozenset(
         FailureKind.GPU_DETACHED,
     }
 )
+# Peers may print their lost connection before the rank that broke it tells why: anything explains that, but
+# what can be its effect.
+_NOT_ECHOES = frozenset(FailureKind) - {FailureKind.COMM, FailureKind.HANG, FailureKind.ENGINE_KILLED}
 
 
 @dataclass(frozen=True)
@@ -128,7 +131,8 @@ def _choose(run: Run, matches: Sequence[Match]) -> Match | None:
         return _weak(run, matches)
     story = run.story(symptom.index)
     near = next((m for m in told if m.index in story and m.rank == symptom.rank), None)
-    return near or next((m for m in told if m.signature.kind in _EXPLAINS), symptom)
+    explains = _NOT_ECHOES if symptom.signature.kind is FailureKind.COMM else _EXPLAINS
+    return near or next((m for m in told if m.signature.kind in explains), symptom)
 
 
 def _only_echo(match: Match, status: int | None) -> bool:
@@ -258,7 +262,7 @@ def _phase_of(run: Run, match: Match) -> Phase:
 def _from_exit(run: Run, status: int | None, phase: Phase) -> Failure:
     """No line says why: the exit status, or the silence, is all there is."""
     axis = _axis_of_phase(phase)
-    row = _by_status(status, phase)
+    row = _NOTHING if status is None and run.ends_in_exception else _by_status(status, phase)
     told = (_status_text(status), *_tail(run, 6)) if status is not None else _tail(run, 6)
     shown = Failure(row.kind, phase, axis if row.kind in _AXED else Axis.NONE, told, row.hint, row.id)
     exceptions = [i for i in range(len(run.lines)) if run.exception_at(i)]

@@ -12,6 +12,7 @@ from hearth.engine.signatures import Signature, Table, Tier, shorten, table
 from hearth.failure import Axis, FailureKind, Phase
 
 _STAMP = re.compile(r"\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d[^\]]*\] |\[rank\d+\]:")
+_GOES_ON = re.compile(r"\d+%|it/s|s/it|Uvicorn running")
 _FRAME = re.compile(r'\s+File "')
 _BATCH = re.compile(r"(Prefill|Decode) batch.*?cuda graph: (True|False)", re.IGNORECASE)
 _EXCEPTION = re.compile(
@@ -97,6 +98,17 @@ class Run:
         """The message around a line, this rank's lines only."""
         rank = self.ranks[index]
         return "\n".join(self.lines[i] for i in self.story(index) if self.ranks[i] == rank)
+
+    @property
+    def ends_in_exception(self) -> bool:
+        """Whether an exception is the last thing that the log tells: its process said nothing after it."""
+        told = (i for i in reversed(range(len(self.lines))) if self.lines[i].strip())
+        for index in told:
+            if self.exception_at(index):
+                return True
+            if _STAMP.match(self.lines[index]) or _GOES_ON.search(self.lines[index]):
+                return False
+        return False
 
     def fatal(self, index: int) -> bool:
         """Whether the line belongs to an exception that ended a process."""

@@ -92,10 +92,14 @@ class Signature:
 
 @dataclass(frozen=True)
 class Table:
-    """All rows in file order (the first that matches a line wins within its tier), and what means nothing."""
+    """All rows in file order (the first that matches a line wins within its tier), and what means nothing.
+
+    `heard` are lower-case texts that count even in a line of the noise.
+    """
 
     signatures: tuple[Signature, ...]
     noise: tuple[tuple[str, ...], ...]
+    heard: tuple[str, ...] = ()
 
     @cached_property
     def literals(self) -> tuple[str, ...]:
@@ -129,6 +133,8 @@ class Table:
 
     def is_noise(self, lowered: str) -> bool:
         """Whether a lower-cased line is known to mean nothing, whatever words stand in it."""
+        if any(text in lowered for text in self.heard):
+            return False
         return any(glob[0] in lowered and _in_order(glob, lowered) for glob in self.noise)
 
 
@@ -146,7 +152,7 @@ def parse(text: str) -> Table:
     twice = {name for name in names if names.count(name) > 1}
     if twice:
         raise ConfigError(f"signatures.yaml: {', '.join(sorted(twice))}: written twice")
-    return Table(rows, tuple(_glob(text) for text in data["noise"]))
+    return Table(rows, tuple(_glob(text) for text in data["noise"]), tuple(data.get("heard", ())))
 
 
 def live_signature(line: str) -> Signature | None:
