@@ -188,7 +188,8 @@ def test_signals_are_at_their_defaults_in_the_engine() -> None:
     out = subprocess.run(
         [sys.executable, "-c", OUTPUT.format(reaper.__file__)], capture_output=True, text=True, check=True
     ).stdout
-    assert set(out.split()[1::2]) == {"0000000000000000"}
+    # Signals 32 and 33 are glibc's own: no program can set them back, so what is inherited there stays.
+    assert {int(mask, 16) & ~(0b11 << 31) for mask in out.split()[1::2]} == {0}
 
 
 OUTPUT = """

@@ -172,6 +172,10 @@ def _stopping(run: Run, match: Match) -> bool:
     return match.signature.tier is Tier.WEAK or (killed and ("code -15" in line or "code -9" in line))
 
 
+# A capture that fails before it has said "begin" still failed there.
+_CAPTURES = {Axis.PREFILL: Phase.CAPTURE_PREFILL, Axis.DECODE: Phase.CAPTURE_DECODE}
+
+
 def _failure(run: Run, match: Match, phase: Phase) -> Failure:
     row = match.signature
     if row.kind is FailureKind.UNKNOWN:
@@ -180,6 +184,8 @@ def _failure(run: Run, match: Match, phase: Phase) -> Failure:
     axis = _axis(run, match, kind, phase)
     if kind is FailureKind.GRAPH_REPLAY and row.axis is None and _eager(run, match):
         kind, axis = FailureKind.UNKNOWN, Axis.NONE
+    if kind is FailureKind.GRAPH_CAPTURE and not phase.capturing:
+        phase = _CAPTURES.get(axis, phase)
     return Failure(kind, phase, axis, evidence(run, match.index), row.hint, row.id)
 
 
