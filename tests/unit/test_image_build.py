@@ -58,7 +58,8 @@ def test_bases_can_be_replaced_apart() -> None:
 
 
 def test_labels_name_every_version_and_hold_nothing_empty() -> None:
-    said = labels(GPU, Source("abc", "2026-11-29T18:00:00+00:00", ""), "sha256:1")
+    said = labels(GPU, Source("abc", "2026-11-29T18:00:00+00:00", ""), "debian:12-slim@sha256:1", "sha256:1")
+    assert said["org.opencontainers.image.base.name"] == "debian:12-slim"
     assert said["org.opencontainers.image.revision"] == "abc"
     assert said["org.opencontainers.image.base.digest"] == "sha256:1"
     assert said["io.hearth.sglang"] == "0.5.23"

@@ -18,7 +18,10 @@ from hearth.image.spec import Module, load
 IMAGES = Path(__file__).parents[2] / "images"
 SPEC = load(IMAGES / "glm5-nvfp4-sm120.yaml")
 HASH = "--hash=sha256:" + "0" * 64
-LOCK = parse_lock(f"torch==2.14.1 {HASH}\nninja==1.13.2 {HASH}\n", "a.lock")
+LOCK = parse_lock(
+    f"torch==2.14.1 {HASH}\nninja==1.13.2 {HASH}\ncolorama==0.4.6 ; sys_platform == 'win32' {HASH}\n",
+    "a.lock",
+)
 MODULES = (Module(name="norm", why="x"),)
 COMPILERS = "gcc gcc-12 x86_64-linux-gnu-g++-12 cc c++ cpp clang-15 ld ld.bfd as cc1plus nvcc cicc ninja"
 LABELS = {

@@ -38,6 +38,7 @@ def test_pins_asks_and_download() -> None:
         (f"torch {HASH}", "'torch' is not pinned"),
         (f"torch==2.* {HASH}", "'torch==2.*' is not pinned"),
         (f"torch @ file:///x.whl {HASH}", "is not pinned"),
+        (f"torch==2.14.1 ; nonsense {HASH}", "'nonsense' is no marker"),
         ("torch==2.14.1", "'torch==2.14.1' has no usable hash"),
         ("torch==2.14.1 --hash=md5:00", "'torch==2.14.1' has no usable hash"),
         (f"torch==2.14.1 {HASH} --hash=md5:00", "has no usable hash"),

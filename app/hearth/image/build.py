@@ -110,8 +110,8 @@ def build_args(spec: Spec, folder: Path, request: Request | None = None) -> dict
     }
 
 
-def labels(spec: Spec, source: Source, base_digest: str) -> dict[str, str]:
-    """What the image says of itself; labels of the bill of materials come on top."""
+def labels(spec: Spec, source: Source, base: str, digest: str) -> dict[str, str]:
+    """What the image says of itself; labels of the bill of materials come on top. `base` is what FROM got."""
     said = {
         f"{TITLE}.title": spec.title,
         f"{TITLE}.version": __version__,
@@ -119,8 +119,8 @@ def labels(spec: Spec, source: Source, base_digest: str) -> dict[str, str]:
         f"{TITLE}.source": source.url,
         f"{TITLE}.revision": source.revision,
         f"{TITLE}.created": source.created,
-        f"{TITLE}.base.name": spec.base.image,
-        f"{TITLE}.base.digest": base_digest,
+        f"{TITLE}.base.name": base.partition("@")[0],
+        f"{TITLE}.base.digest": digest,
         f"{OWN}.image": spec.name,
         f"{OWN}.sglang": spec.engine.sglang,
         f"{OWN}.torch": spec.engine.torch,
@@ -160,7 +160,7 @@ def build(client: Any, request: Request, report: Report) -> Built:
     digest = base_digest(client, arguments["BASE_IMAGE"])
     if arguments["BUILD_BASE"] != arguments["BASE_IMAGE"]:
         base_digest(client, arguments["BUILD_BASE"])
-    marks = labels(spec, source_of(request.root), digest)
+    marks = labels(spec, source_of(request.root), arguments["BASE_IMAGE"], digest)
     started = time.monotonic()
     request.logs.mkdir(parents=True, exist_ok=True)
     log = request.logs / f"{spec.name}-{time.strftime('%Y%m%d-%H%M%S')}.log"

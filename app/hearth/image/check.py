@@ -9,11 +9,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from packaging.markers import Marker
 from packaging.utils import canonicalize_name
 
 from hearth.image.build import OWN, TITLE, Layer
 from hearth.image.leaks import Leak
-from hearth.image.pins import Lock
+from hearth.image.pins import Lock, installed
 from hearth.image.spec import Module, Spec
 
 Status = Literal["ok", "fail", "skip"]
@@ -192,7 +193,10 @@ def _pins(spec: Spec, locks: tuple[Lock, ...], answer: Answer) -> Line:
     for lock in locks:
         for name, pin in lock.pins.items():
             found = there.get(canonicalize_name(name))
-            if name not in left and (found is None or found.partition("+")[0] != pin.partition("+")[0]):
+            marker = Marker(lock.markers[name]) if name in lock.markers else None
+            if name in left or not installed(marker, spec.python):
+                continue
+            if found is None or found.partition("+")[0] != pin.partition("+")[0]:
                 wrong.append(f"{name} {found or 'absent'}, locked {pin}")
     if wrong:
         return _fail("pins", "; ".join(wrong[:4]) + (" ..." if len(wrong) > 4 else ""), "build it again")

@@ -7,9 +7,10 @@ lock` wrote down: `# asks: REQUIREMENT` (the SGLang wheel's own Requires-Dist) a
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from packaging.markers import Marker
 from packaging.utils import canonicalize_name
 
 from hearth.errors import ConfigError, MissingError
@@ -18,12 +19,22 @@ _PIN = re.compile(
     r"(?P<name>[A-Za-z0-9][\w.-]*)(?:\[[\w,. -]*\])?==(?P<version>[^\s;*]+)(?:\s*;\s*(?P<marker>.*?))?"
 )
 _HASH = re.compile(r"--hash=sha256:[0-9a-f]{64}")
+_LINUX = {
+    "sys_platform": "linux",
+    "platform_machine": "x86_64",
+    "platform_system": "Linux",
+    "os_name": "posix",
+    "implementation_name": "cpython",
+    "platform_python_implementation": "CPython",
+    "extra": "",
+}
 _WHY = "every requirement is pinned as NAME==VERSION with --hash=sha256:... lines, by `make lock`"
 
 
 @dataclass(frozen=True)
 class Lock:
-    """A lock file. `pins`: normalized package name to version; `text` has each package's own lines.
+    """A lock file. `pins`: normalized package name to version; `text` has each package's own lines, `markers`
+    the condition under which it is installed, where it has one.
 
     `asks` are the requirements of the SGLang wheel that the lock was made for; `download_bytes` and
     `download_files` are what an empty cache has to fetch (None: the lock doesn't say).
@@ -32,6 +43,7 @@ class Lock:
     name: str
     pins: dict[str, str]
     text: dict[str, str]
+    markers: dict[str, str] = field(default_factory=dict)
     asks: tuple[str, ...] = ()
     download_bytes: int | None = None
     download_files: int | None = None
@@ -52,6 +64,7 @@ def parse_lock(text: str, name: str) -> Lock:
     """Read a lock's text; `name` stands for the file in errors. Raises ConfigError."""
     pins: dict[str, str] = {}
     texts: dict[str, str] = {}
+    markers: dict[str, str] = {}
     problems: list[str] = []
     for line, entry in _logical_lines(text):
         package, problem = _entry(entry)
@@ -62,13 +75,16 @@ def parse_lock(text: str, name: str) -> Lock:
         else:
             pins[package[0]] = package[1]
             texts[package[0]] = entry
+            markers |= {package[0]: package[2]} if package[2] else {}
     if not pins and not problems:
         problems.append(f"{name}: line 1: holds no requirement: {_WHY}")
     if problems:
         raise ConfigError("\n".join(problems))
     size = re.search(r"^# download: ([0-9]+) bytes, ([0-9]+) files", text, re.MULTILINE)
     asks = tuple(re.findall(r"^# asks: (.+)$", text, re.MULTILINE))
-    return Lock(name, pins, texts, asks, int(size[1]) if size else None, int(size[2]) if size else None)
+    return Lock(
+        name, pins, texts, markers, asks, int(size[1]) if size else None, int(size[2]) if size else None
+    )
 
 
 def _logical_lines(text: str) -> list[tuple[int, str]]:
@@ -87,8 +103,8 @@ def _logical_lines(text: str) -> list[tuple[int, str]]:
     return found
 
 
-def _entry(entry: str) -> tuple[tuple[str, str], str]:
-    """((name, version), "") of one requirement, or what is wrong with it."""
+def _entry(entry: str) -> tuple[tuple[str, str, str], str]:
+    """((name, version, marker), "") of one requirement, or what is wrong with it."""
     hashes = _HASH.findall(entry)
     requirement = entry.partition(" --hash=")[0].strip()
     if requirement.startswith("-"):
@@ -98,10 +114,17 @@ def _entry(entry: str) -> tuple[tuple[str, str], str]:
         ), f"{requirement.split()[0].partition('=')[0]}: an option, not a requirement: remove it"
     found = _PIN.fullmatch(requirement)
     if found is None:
-        return ("", ""), f"{requirement[:80]!r} is not pinned: {_WHY}"
+        return ("", "", ""), f"{requirement[:80]!r} is not pinned: {_WHY}"
     if not hashes or _HASH.sub("", entry.removeprefix(requirement)).strip():
-        return ("", ""), f"{requirement[:80]!r} has no usable hash: {_WHY}"
-    return (canonicalize_name(found["name"]), found["version"]), ""
+        return ("", "", ""), f"{requirement[:80]!r} has no usable hash: {_WHY}"
+    return (canonicalize_name(found["name"]), found["version"], found["marker"] or ""), ""
+
+
+def installed(marker: Marker | None, python: str) -> bool:
+    """Whether something with this marker is installed on Linux x86_64 with this Python ("3.11")."""
+    return marker is None or marker.evaluate(
+        {**_LINUX, "python_version": python, "python_full_version": python}
+    )
 
 
 def total_download(locks: tuple[Lock, ...]) -> int | None:

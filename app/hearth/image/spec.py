@@ -10,7 +10,6 @@ import re
 from pathlib import Path
 from typing import Annotated, Any
 
-from packaging.markers import default_environment
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from pydantic import Field, ValidationError, field_validator, model_validator
@@ -20,7 +19,7 @@ from hearth.config import Section
 from hearth.config_explain import Says, explain
 from hearth.engine.dialect import dialect_for
 from hearth.errors import ConfigError, HearthError, MissingError
-from hearth.image.pins import Lock, read_lock
+from hearth.image.pins import Lock, installed, read_lock
 from hearth.kernels.elf import Arch
 from hearth.kernels.needs import load_list
 
@@ -261,7 +260,7 @@ def _asked(spec: Spec, locks: tuple[Lock, ...], pins: dict[str, str]) -> list[st
     found = []
     for ask in asks:
         name = canonicalize_name(ask.name)
-        if not _applies(ask, spec.python) or allowed.get(name, "") == pins.get(name):
+        if not installed(ask.marker, spec.python) or allowed.get(name, "") == pins.get(name):
             continue
         if name not in pins:
             if spec.whole:
@@ -272,21 +271,6 @@ def _asked(spec: Spec, locks: tuple[Lock, ...], pins: dict[str, str]) -> list[st
                 "follow it, or say why under differs"
             )
     return found
-
-
-def _applies(ask: Requirement, python: str) -> bool:
-    """Whether a requirement holds on Linux x86_64 with this Python."""
-    environment = {
-        **default_environment(),
-        "python_version": python,
-        "python_full_version": f"{python}.0",
-        "sys_platform": "linux",
-        "platform_machine": "x86_64",
-        "platform_system": "Linux",
-        "os_name": "posix",
-        "extra": "",
-    }
-    return ask.marker is None or ask.marker.evaluate({key: str(item) for key, item in environment.items()})
 
 
 def _unused(spec: Spec, locks: tuple[Lock, ...], pins: dict[str, str]) -> list[str]:
