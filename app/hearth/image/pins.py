@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from packaging.markers import Marker
+from packaging.markers import InvalidMarker, Marker
 from packaging.utils import canonicalize_name
 
 from hearth.errors import ConfigError, MissingError
@@ -105,19 +105,27 @@ def _logical_lines(text: str) -> list[tuple[int, str]]:
 
 def _entry(entry: str) -> tuple[tuple[str, str, str], str]:
     """((name, version, marker), "") of one requirement, or what is wrong with it."""
-    hashes = _HASH.findall(entry)
     requirement = entry.partition(" --hash=")[0].strip()
-    if requirement.startswith("-"):
-        return (
-            "",
-            "",
-        ), f"{requirement.split()[0].partition('=')[0]}: an option, not a requirement: remove it"
     found = _PIN.fullmatch(requirement)
-    if found is None:
-        return ("", "", ""), f"{requirement[:80]!r} is not pinned: {_WHY}"
-    if not hashes or _HASH.sub("", entry.removeprefix(requirement)).strip():
-        return ("", "", ""), f"{requirement[:80]!r} has no usable hash: {_WHY}"
+    problem = _problem(entry, requirement, found)
+    if problem or found is None:
+        return ("", "", ""), problem
     return (canonicalize_name(found["name"]), found["version"], found["marker"] or ""), ""
+
+
+def _problem(entry: str, requirement: str, found: re.Match[str] | None) -> str:
+    """What is wrong with a requirement, "" for nothing; `found` are its parts if it is pinned."""
+    if requirement.startswith("-"):
+        return f"{requirement.split()[0].partition('=')[0]}: an option, not a requirement: remove it"
+    if found is None:
+        return f"{requirement[:80]!r} is not pinned: {_WHY}"
+    if not _HASH.search(entry) or _HASH.sub("", entry.removeprefix(requirement)).strip():
+        return f"{requirement[:80]!r} has no usable hash: {_WHY}"
+    try:
+        Marker(found["marker"] or "os_name == 'posix'")
+    except InvalidMarker:
+        return f"{found['marker'][:80]!r} is no marker: {_WHY}"
+    return ""
 
 
 def installed(marker: Marker | None, python: str) -> bool:
