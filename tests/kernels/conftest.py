@@ -8,10 +8,12 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.wheels.wheel import cache_dir, fetch
 
 ROOT = Path(__file__).resolve().parents[2]
 HERE = ROOT / "tests" / "kernels"
@@ -36,6 +38,16 @@ def environment(version: str) -> Path:
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
     assert done.returncode == 0, f"tools/kernel_env.py --flashinfer {version} failed with {done.returncode}"
     return Path(done.stdout.strip().splitlines()[-1])
+
+
+def unpacked(version: str) -> Path:
+    """A real SGLang wheel, unpacked in the cache."""
+    folder = cache_dir() / f"sglang-{version}"
+    if not folder.exists():
+        aside = Path(tempfile.mkdtemp(dir=cache_dir().parent))
+        fetch(version)._zip.extractall(aside)
+        aside.rename(folder)
+    return folder
 
 
 Run = Callable[..., subprocess.CompletedProcess[str]]

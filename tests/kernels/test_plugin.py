@@ -11,7 +11,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from tests.wheels.wheel import cache_dir, fetch
+from tests.kernels.conftest import unpacked
 
 from hearth.kernels import plugin
 
@@ -139,17 +139,6 @@ def test_the_entry_point_is_declared() -> None:
 # --- real SGLang code ---
 
 
-def engine(version: str) -> Path:
-    """A real SGLang wheel, unpacked."""
-    folder = cache_dir() / f"sglang-{version}"
-    if not folder.exists():
-        wheel = fetch(version)
-        aside = folder.with_suffix(".tmp")
-        wheel._zip.extractall(aside)
-        aside.rename(folder)
-    return folder
-
-
 EngineRun = Callable[..., tuple[dict[str, Any], str]]
 
 
@@ -170,7 +159,7 @@ def engine_run(run: Run, tmp_path: Path) -> EngineRun:
             "[sglang.srt.plugins]\nhearth = hearth.kernels.plugin:install\n"
         )
         path = f"{site}:{HERE.parents[1] / 'app'}"
-        done = run(str(HERE / "engine_real.py"), str(engine(version)), way, *more, PYTHONPATH=path)
+        done = run(str(HERE / "engine_real.py"), str(unpacked(version)), way, *more, PYTHONPATH=path)
         assert done.returncode == 0, done.stderr[-4000:]
         said = [line for line in done.stderr.splitlines() if line.startswith(plugin.PREFIX)]
         return json.loads(done.stdout), "\n".join(said)

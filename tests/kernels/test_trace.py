@@ -2,14 +2,18 @@
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 from subprocess import CompletedProcess
 
+import pytest
 import typer
+from tests.kernels.conftest import unpacked
 from typer.testing import CliRunner
 
 from hearth.cli.trace import trace
 from hearth.errors import ExitCode, MissingError
 
+HERE = Path(__file__).parent
 Run = Callable[..., CompletedProcess[str]]
 HEARTH = "import sys, typer; from hearth.cli.trace import trace; from hearth.errors import HearthError\n"
 MAIN = HEARTH + (
@@ -46,6 +50,20 @@ def test_command_fails_for_an_old_engine_without_the_plugin(run: Run) -> None:
     assert done.returncode == 3, done.stderr[-2000:]
     assert json.loads(done.stdout)["ok"] is False
     assert "stops in flashinfer.fp4_quantize" in done.stderr.splitlines()[-1]
+
+
+@pytest.mark.wheels
+@pytest.mark.parametrize("flashinfer_version", ["0.7.2"], indirect=True)
+def test_real_new_engine_passes_with_its_own_op(run: Run) -> None:
+    """SGLang 0.5.12 is the first that wraps fp4_quantize."""
+    paths = [str(unpacked("0.5.12")), str(HERE), str(HERE.parents[1] / "app")]
+    shims = "import torch, flashinfer, engine_shims; engine_shims.install()\n"
+    done = run("-c", shims + MAIN, "--json", PYTHONPATH=":".join(paths))
+    assert done.returncode == 0, done.stderr[-2000:]
+    ops = {row["op"]: row for row in json.loads(done.stdout)["ops"]}
+    own = ops["torch.ops.sglang.flashinfer_fp4_quantize"]
+    assert (own["required"], own["traceable"]) == (True, True)
+    assert not any(row["required"] for row in ops.values() if row is not own)
 
 
 def test_without_torch_it_is_one_line() -> None:

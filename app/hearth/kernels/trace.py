@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hearth.kernels import trace_device
-from hearth.kernels.trace_cases import Attempt, Case, attempts, cases
+from hearth.kernels.trace_cases import Attempt, Case, attempts, cases, load_engine
 from hearth.kernels.trace_peel import Frame, Obstacle, peel
 
 # Files of torch that stand in the traced stack for the interpreter's own work.
@@ -83,8 +83,9 @@ def check(everything: bool = False) -> Report:
     Raises MissingError if torch or flashinfer isn't installed.
     """
     trace_device.prepare_environment()
+    problem = load_engine()
     with trace_device.pretend():
-        plan = cases(everything)
+        plan = cases(everything, problem)
         rows = tuple(_row(case) for case in plan.cases)
         tried = tuple(_attempt(attempt) for attempt in attempts()) if everything else ()
     return Report(plan.versions, rows, tried)

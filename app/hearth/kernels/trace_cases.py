@@ -46,14 +46,31 @@ class Attempt:
     around: Callable[[], AbstractContextManager[Callable[[], Any]]]
 
 
-def cases(everything: bool) -> Plan:
-    """Every case for what is installed. To be called inside `trace_device.pretend`."""
+def cases(everything: bool, problem: str) -> Plan:
+    """Every case for what is installed, `problem` being what `load_engine` returned.
+
+    To be called inside `trace_device.pretend`.
+    """
     versions = {name: _version(name) for name in ("flashinfer-python", "torch", "sglang")}
     traced = engine_traces(versions["sglang"])
-    found = [*_raw_cases(traced), *_true_op_cases(traced), *_hearth_cases(traced)]
+    found = [*_raw_cases(traced), *_true_op_cases(traced, problem), *_hearth_cases(traced)]
     if everything:
         found += [*_layout_cases(), *_other_cases()]
     return Plan(versions, tuple(found))
+
+
+def load_engine() -> str:
+    """Import the module in which the installed engine registers its own op, if it is one that does.
+
+    Returns why that op can't be traced, or "". To be called outside `trace_device.pretend`.
+    """
+    if engine_traces(_version("sglang")) != "engine":
+        return ""
+    try:
+        importlib.import_module(ENGINE_MODULE)
+    except Exception as error:
+        return f"{ENGINE_MODULE} can't be imported: {type(error).__name__}: {error}".splitlines()[0]
+    return "" if ops.exists(ops.ENGINE_OP) else f"{ENGINE_MODULE} registered no op {ops.ENGINE_OP}"
 
 
 def engine_traces(sglang: str) -> str:
@@ -120,22 +137,13 @@ def _in_forward(name: str) -> bool:
     return name in ("fp4_quantize", "block_scale_interleave")
 
 
-def _true_op_cases(traced: str) -> Iterator[Case]:
-    missing = ""
-    if traced == "engine":
-        try:
-            importlib.import_module(ENGINE_MODULE)
-        except Exception as error:
-            missing = f"{ENGINE_MODULE} can't be imported: {type(error).__name__}: {error}".splitlines()[0]
-        if not missing and not ops.exists(ops.ENGINE_OP):
-            missing = f"{ENGINE_MODULE} registered no op {ops.ENGINE_OP}"
-    if missing:
-        yield Case(_title(ops.ENGINE_OP), lambda: None, True, missing)
+def _true_op_cases(traced: str, problem: str) -> Iterator[Case]:
+    if problem:
+        yield Case(_title(ops.ENGINE_OP), lambda: None, True, problem)
     for qualname in (ops.ENGINE_OP, ops.BUILTIN_OP):
         if ops.exists(qualname):
             call = _call("fp4_quantize", ops.resolve(qualname))
-            required = traced == "engine" and qualname == ops.ENGINE_OP
-            yield Case(_title(qualname), call, required)
+            yield Case(_title(qualname), call, traced == "engine" and qualname == ops.ENGINE_OP)
 
 
 def _title(qualname: str) -> str:
