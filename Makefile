@@ -19,7 +19,8 @@ test: setup ## All tests, with a real SGLang server on CPU (about 20 minutes on 
 	@tools/setup.sh --test-tools
 	@$(PY) -m pytest -m "not image and not gpu"
 
-test-unit: setup ## The tests that take seconds
+test-unit: setup ## The tests that need no engine (about two minutes)
+	@tools/setup.sh --test-tools
 	@$(PY) -m pytest tests/unit
 
 test-engine: setup ## The tests that drive a real SGLang server

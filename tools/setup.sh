@@ -54,6 +54,8 @@ pip_failed() {
 }
 
 test_tools() {
+  command -v g++ >/dev/null || apt_install g++ ||
+    say "no g++: the tests that compile a kernel will fail (apt-get install g++)"
   command -v chromium >/dev/null || apt_install chromium ||
     say "no chromium: the tests of the status page in a browser will be skipped (apt-get install chromium)"
 }

@@ -183,7 +183,7 @@ class Supervisor:
             self.metrics.recovery.observe(time.monotonic() - self._failed_at)
             self._failed_at = None
         self._show_plan()
-        lower = "" if board.plan == board.wanted else f", below the wanted {_describe(board.wanted)}"
+        lower = "" if board.plan == board.wanted else f"; wanted was {_describe(board.wanted)}"
         self._move(State.SERVING, f"Serving {board.model} with {_describe(board.plan)}{lower}.")
         failures = [event.failure for event in self._events if event.stepped]
         try:

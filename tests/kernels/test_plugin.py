@@ -11,9 +11,9 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from tests.kernels.conftest import unpacked
 
 from hearth.kernels import plugin
+from tests.kernels.conftest import unpacked
 
 HERE = Path(__file__).parent
 Run = Callable[..., CompletedProcess[str]]

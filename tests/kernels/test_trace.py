@@ -7,11 +7,11 @@ from subprocess import CompletedProcess
 
 import pytest
 import typer
-from tests.kernels.conftest import unpacked
 from typer.testing import CliRunner
 
 from hearth.cli.trace import trace
 from hearth.errors import ExitCode, MissingError
+from tests.kernels.conftest import unpacked
 
 HERE = Path(__file__).parent
 Run = Callable[..., CompletedProcess[str]]

@@ -217,15 +217,19 @@ async def _build(plan: Plan, request: Request, env: Mapping[str, str], report: R
     room = _Room(request.jobs or machine_cores(), machine_room_gib())
     ordered = sorted(plan.modules, key=lambda module: -(module.need.cpu_seconds or module.need.gib * 100))
     tool = _ninja(env)
+    # Raised outside `except*`: Python before 3.11.4 would wrap it in a group again.
+    failure: BaseException | None = None
     try:
         async with asyncio.TaskGroup() as group:
             for module in ordered:
                 group.create_task(_build_one(module, room, tool, env, report))
     except* HearthError as errors:
-        raise errors.exceptions[0] from None
+        failure = errors.exceptions[0]
     finally:
         for signum in (signal.SIGTERM, signal.SIGHUP):
             loop.remove_signal_handler(signum)
+    if failure is not None:
+        raise failure from None
 
 
 def _ninja(env: Mapping[str, str]) -> Path:
