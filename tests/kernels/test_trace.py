@@ -24,7 +24,7 @@ MAIN = HEARTH + (
 
 
 def test_gate(passes: Callable[[str, int], None]) -> None:
-    passes("inside_trace.py", 24)
+    passes("inside_trace.py", 23)
 
 
 def test_command_prints_the_document(run: Run, flashinfer_version: str) -> None:
