@@ -24,8 +24,15 @@ def trace(
     stuck = [row for row in report.ops if row.required and not row.traceable]
     if stuck:
         names = ", ".join(row.op for row in stuck)
-        hint = "install Hearth's plugin in the engine's environment, or use SGLang 0.5.12 or newer"
-        raise CheckFailed(f"torch.compile(fullgraph=True) stops in {names}: {stuck[0].reason}", hint)
+        raise CheckFailed(
+            f"torch.compile(fullgraph=True) stops in {names}: {stuck[0].reason}", _hint(stuck[0])
+        )
+
+
+def _hint(row: Row) -> str:
+    if row.op.startswith("flashinfer."):
+        return "install Hearth's plugin in the engine's environment, or use SGLang 0.5.12 or newer"
+    return "run `hearth trace --all`, and serve without piecewise graphs until it passes"
 
 
 def text(report: Report) -> Iterator[str]:
