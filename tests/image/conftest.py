@@ -99,10 +99,10 @@ def bases(docker_host: str, client: Any) -> list[str]:
 def hearth(docker_host: str) -> Any:
     """Runs `hearth WORDS` on this Engine."""
 
-    def run(*words: str, **options: Any) -> subprocess.CompletedProcess[str]:
-        environment = {**os.environ, "DOCKER_HOST": docker_host}
+    def run(*words: str, path: str = os.environ["PATH"]) -> subprocess.CompletedProcess[str]:
+        environment = {**os.environ, "DOCKER_HOST": docker_host, "PATH": path}
         command = [sys.executable, "-m", "hearth", *words]
-        return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, **options)
+        return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
 
     return run
 
