@@ -245,7 +245,7 @@ def _classic(
         decode=True,
     )
     parser = Classic()
-    with closing(events), log.open("w", encoding="utf-8") as file:
+    with closing(events), log.open("w", encoding="utf-8", buffering=1) as file:
         for event in events:
             file.write(event.get("stream") or event.get("error") or "")
             _tell(parser.take(event), report)
@@ -267,7 +267,7 @@ def _buildkit(
     for name, value in marks.items():
         command += ["--label", f"{name}={value}"]
     parser = BuildKit()
-    with log.open("w", encoding="utf-8") as file:
+    with log.open("w", encoding="utf-8", buffering=1) as file:
         for line in _lines([*command, "."], request.root):
             file.write(line)
             _tell(parser.take(line), report)
