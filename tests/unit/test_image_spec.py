@@ -9,7 +9,7 @@ import pytest
 
 from hearth.errors import ConfigError, MissingError
 from hearth.image.pins import Lock, parse_lock
-from hearth.image.spec import Spec, find, load, load_whole, modules_of, parse, problems_of
+from hearth.image.spec import Spec, find, load, load_whole, modules_of, parse, problems_of, stale
 
 IMAGES = Path(__file__).parents[2] / "images"
 NAMES = sorted(path.stem for path in IMAGES.glob("*.yaml") if not path.stem.startswith("kernels-"))
@@ -112,6 +112,16 @@ def test_a_right_combination_has_no_problem() -> None:
 def test_a_wrong_combination_is_told(pins: str, asks: str, says: str) -> None:
     found = problems_of(load(GPU), (lock(f"{pins} {LEFT}", asks),))
     assert any(says in problem for problem in found), found
+
+
+def test_a_lock_that_is_older_than_hearths_own_requirements() -> None:
+    project = '[project]\ndependencies = ["torch>=2", "docker>=7", "colorama; os_name == \'nt\'"]\n'
+    assert stale(load(GPU), (lock(f"{PINS} docker==7.2.0"),), project) == []
+    found = stale(load(GPU), (lock(f"{PINS} docker==6.1"),), project)
+    assert found == [
+        "locks: hearth asks for docker>=7, the locks have 6.1: `make lock IMAGE=glm5-nvfp4-sm120`"
+    ]
+    assert "the locks have none" in stale(load(GPU), (lock(PINS),), project)[0]
 
 
 def test_requirements_for_other_machines_are_passed_over() -> None:

@@ -7,6 +7,7 @@ torch, FlashInfer, compiler, graph plan, locks) is checked here, before anything
 from __future__ import annotations
 
 import re
+import tomllib
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -198,9 +199,24 @@ def load_whole(path: Path) -> tuple[Spec, tuple[Lock, ...]]:
     spec = load(path)
     locks = tuple(read_lock(path.parent / lock) for lock in spec.locks)
     problems = [*problems_of(spec, locks), *_file_problems(spec, path.parent)]
+    project = path.parent.parent / "pyproject.toml"
+    problems += stale(spec, locks, project.read_text(encoding="utf-8")) if project.is_file() else []
     if problems:
         raise ConfigError("\n".join(f"{path}: {problem}" for problem in problems))
     return spec, locks
+
+
+def stale(spec: Spec, locks: tuple[Lock, ...], pyproject: str) -> list[str]:
+    """Hearth's own requirements, from the text of its pyproject.toml, that the locks don't meet."""
+    pins = {name: pin for lock in locks for name, pin in lock.pins.items()}
+    asked = map(Requirement, tomllib.loads(pyproject)["project"].get("dependencies", ()))
+    return [
+        f"locks: hearth asks for {ask}, the locks have {pins.get(canonicalize_name(ask.name), 'none')}: "
+        f"`make lock IMAGE={spec.name}`"
+        for ask in asked
+        if installed(ask.marker, spec.python)
+        and not ask.specifier.contains(pins.get(canonicalize_name(ask.name), "0"), prereleases=True)
+    ]
 
 
 def modules_of(spec: Spec, folder: Path) -> tuple[Module, ...]:
