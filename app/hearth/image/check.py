@@ -34,7 +34,7 @@ _NEEDED_LABELS = (
     f"{OWN}.sbom",
 )
 _MAY_WRITE = {"/tmp", "/run/hearth", "/var/cache/hearth"}
-_KEPT_TOOLS = ("triton/backends/nvidia/bin/ptxas",)
+_KEPT_TOOLS = ("triton/backends/nvidia/bin/ptxas", "triton/backends/nvidia/bin/ptxas-blackwell")
 """Assemblers that a package brings for its own kernels and can't be started without: named, not failed."""
 
 

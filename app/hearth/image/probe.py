@@ -20,7 +20,7 @@ from typing import Any
 COMPILER = re.compile(
     r"(?:[a-z0-9_]+-linux-gnu-)?(?:gcc|g\+\+|cc|c\+\+|cpp|clang(?:\+\+)?|ld(?:\.(?:bfd|gold|lld))?|as|tcc)"
     r"(?:-[0-9]+)?"
-    r"|cc1(?:plus)?|collect2|nvcc|cicc|cudafe\+\+|fatbinary|nvlink|ptxas|ninja|make|cmake|rustc|go"
+    r"|cc1(?:plus)?|collect2|nvcc|cicc|cudafe\+\+|fatbinary|nvlink|ptxas(?:-[a-z]+)?|ninja|make|cmake|rustc|go"
 )
 """Names of programs that compile, assemble, link or start such."""
 CACHES = re.compile(
