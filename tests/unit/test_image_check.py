@@ -23,7 +23,7 @@ LOCK = parse_lock(
     "a.lock",
 )
 MODULES = (Module(name="norm", why="x"),)
-COMPILERS = "gcc gcc-12 x86_64-linux-gnu-g++-12 cc c++ cpp clang-15 ld ld.bfd as cc1plus nvcc cicc ptxas ptxas-blackwell"
+COMPILERS = "gcc gcc-12 x86_64-linux-gnu-g++-12 cc c++ cpp clang-15 ld ld.bfd as nvcc ptxas ptxas-blackwell"
 LABELS = {
     f"org.opencontainers.image.{key}": "x" for key in ("title", "version", "licenses", "base.digest")
 } | {f"io.hearth.{key}": "x" for key in ("sglang", "torch", "flashinfer", "cuda", "archs", "sbom")}
