@@ -10,9 +10,9 @@ import pytest
 
 from hearth.errors import ConfigError, MissingError, Unreachable
 from hearth.image import lock as locking
-from hearth.image.lock import Size, header, requirements, size_of, wheel_asks, without
+from hearth.image.lock import Size, header, pin_base, requirements, size_of, wheel_asks, without
 from hearth.image.pins import parse_lock
-from hearth.image.spec import load
+from hearth.image.spec import load, parse
 
 IMAGES = Path(__file__).parents[2] / "images"
 HASH = "--hash=sha256:" + "0" * 64
@@ -58,6 +58,20 @@ def test_header_is_read_again() -> None:
     text = header(spec, ["torch==2.14.1"], Size(4_000_000, 3, (("torch.whl", 3_000_000),)))
     lock = parse_lock(f"{text}torch==2.14.1 {HASH}\n", "x.lock")
     assert (lock.download_bytes, lock.download_files, lock.asks) == (4_000_000, 3, ("torch==2.14.1",))
+
+
+@pytest.mark.parametrize("name", ["cpu", "glm5-nvfp4-sm120"])
+def test_the_base_is_pinned_in_place(name: str) -> None:
+    text = (IMAGES / f"{name}.yaml").read_text()
+    first, second = f"sha256:{'a' * 64}", f"sha256:{'b' * 64}"
+    pinned = pin_base(text, first)
+    assert parse(pinned, "x.yaml").base.reference == f"debian:12-slim@{first}"
+    assert parse(pin_base(pinned, second), "x.yaml").base.digest == second
+    assert [a for a, b in zip(text.splitlines(), pinned.splitlines(), strict=True) if a != b] == [
+        line for line in text.splitlines() if line.startswith("  digest:")
+    ]
+    with pytest.raises(ConfigError, match="write `digest: null` under base"):
+        pin_base(text.replace("  digest:", "  # digest:"), first)
 
 
 def test_sglang_is_asked_for_once() -> None:

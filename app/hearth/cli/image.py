@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from hearth.errors import CheckFailed, ConfigError, ExitCode
+from hearth.errors import CheckFailed, ConfigError, ExitCode, Unreachable
 from hearth.image import build as building
 from hearth.image import check as checking
 from hearth.image import lock as locking
@@ -50,6 +50,19 @@ def lock(
     for name in names:
         done = locking.lock(find(name, root / "images"), root, upgrade)
         typer.echo(f"{done.path}: {done.packages} packages, {done.size.total / 1e9:.2f} GB to download")
+        _pin_base(find(name, root / "images"))
+
+
+def _pin_base(path: Path) -> None:
+    """Pin the base image too, where a Docker Engine and an image registry are at hand; say so where not."""
+    base = load(path).base
+    try:
+        digest_now = building.registry_digest(building.connect(), base.image)
+    except Unreachable as error:
+        typer.echo(f"{path}: base stays {base.reference}: {error}", err=True)
+        return
+    path.write_text(locking.pin_base(path.read_text(encoding="utf-8"), digest_now), encoding="utf-8")
+    typer.echo(f"{path}: base {base.image}@{digest_now}")
 
 
 @image_app.command()

@@ -206,6 +206,16 @@ def base_digest(client: Any, reference: str) -> str:
     return str(digests[0]).rpartition("@")[2] if digests else str(image.id)
 
 
+def registry_digest(client: Any, reference: str) -> str:
+    """The digest that a registry gives for NAME:TAG now. Raises Unreachable."""
+    from docker.errors import APIError
+
+    try:
+        return str(client.images.get_registry_data(reference).id)
+    except APIError as error:
+        raise Unreachable(f"{reference}: no registry tells its digest: {str(error)[:160]}") from error
+
+
 def source_of(root: Path) -> Source:
     """What git says of the project's folder; empty where it isn't a checkout."""
     revision = _git(root, "rev-parse", "HEAD")

@@ -68,6 +68,18 @@ def lock(path: Path, root: Path, upgrade: bool = False) -> Locked:
     return Locked(target, len(own.pins), size)
 
 
+def pin_base(text: str, digest: str) -> str:
+    """The YAML text of a bill of materials with its base image pinned; all else stays, comments too.
+
+    Raises ConfigError where it has no `digest:` line under `base:`.
+    """
+    pattern = r"^(base:\n(?:[ \t]+.*\n)*?[ \t]+digest:[ \t]*)(?:null|~|sha256:[0-9a-f]{64})?(?=[ \t]|$)"
+    changed, count = re.subn(pattern, rf"\g<1>{digest}", text, flags=re.MULTILINE)
+    if not count:
+        raise ConfigError("base.digest: no such line", "write `digest: null` under base")
+    return changed
+
+
 def wheel_asks(spec: Spec) -> tuple[str, ...]:
     """The Requires-Dist lines of the SGLang wheel, extras left out. Raises Unreachable, MissingError."""
     with tempfile.TemporaryDirectory() as scratch:
