@@ -4,10 +4,11 @@ SHELL := /bin/bash
 VENV := .venv
 PY := $(VENV)/bin/python
 
-.PHONY: help setup demo test test-unit test-engine test-image image lint format lock bench-supervisor clean
+.PHONY: help setup demo test test-unit test-engine test-image test-host test-monitoring test-gpu image lint format lock \
+	bench-supervisor clean deploy plan rollback releases status logs doctor restart remove
 
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z -]+:.*## /{printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: ## Make .venv with everything that Hearth and its tools need
 	@tools/setup.sh
@@ -29,8 +30,32 @@ test-engine: setup ## The tests that drive a real SGLang server
 test-image: setup ## Build the cpu image with a real Docker Engine and try every check on it
 	@$(PY) -m pytest -m image tests/image
 
-image: setup ## Build and check an image: make image IMAGE=glm5-nvfp4-sm120
-	@$(VENV)/bin/hearth image build $(IMAGE)
+test-host: setup ## Deploy to a real systemd host made here, over SSH
+	@$(PY) -m pytest -m host tests/host
+
+test-monitoring: setup ## A real Prometheus and Alertmanager against a real engine
+	@$(PY) -m pytest -m monitoring tests/monitoring
+
+test-gpu: setup ## Real kernels, graphs and a real engine, on a machine with a CUDA GPU
+	@$(PY) -m pytest -m gpu tests/gpu
+
+image: setup ## Build and check an image: make image IMAGE=glm5-nvfp4-sm120 [IMAGE_ARGS="--base debian:12-slim"]
+	@$(VENV)/bin/hearth image build $(or $(IMAGE),$(error say which: make image IMAGE=glm5-nvfp4-sm120)) $(IMAGE_ARGS)
+
+deploy: setup ## A bare host becomes an endpoint: make deploy HOST=gpu1 [ARGS="--config hearth.yaml"]
+	@$(VENV)/bin/hearth deploy $(HOST) $(ARGS)
+
+plan: setup ## What a deploy would change, without changing it: make plan HOST=gpu1
+	@$(VENV)/bin/hearth deploy $(HOST) --check $(ARGS)
+
+rollback: setup ## Back to the release before: make rollback HOST=gpu1
+	@$(VENV)/bin/hearth rollback $(HOST) $(ARGS)
+
+releases: setup ## The releases that a host keeps: make releases HOST=gpu1
+	@$(VENV)/bin/hearth releases $(HOST) $(ARGS)
+
+status logs doctor restart remove: setup ## Day two, each with HOST=gpu1 (remove: PURGE=1 takes weights and state too)
+	@$(VENV)/bin/hearth host $@ $(HOST) $(if $(filter 1,$(PURGE)),--purge) $(ARGS)
 
 lint: setup ## Style, types, layers, YAML, shell
 	@$(VENV)/bin/ruff check
@@ -39,13 +64,15 @@ lint: setup ## Style, types, layers, YAML, shell
 	@$(VENV)/bin/lint-imports
 	@$(VENV)/bin/yamllint --strict .
 	@git ls-files -z '*.sh' .ci/run | xargs -0 $(VENV)/bin/shellcheck
+	@$(VENV)/bin/hadolint --config .hadolint.yaml docker/Dockerfile
+	@if [ -d ansible ]; then cd ansible && ../$(VENV)/bin/ansible-lint --offline --profile production; fi
 
 format: setup ## Let ruff put the Python files in order
 	@$(VENV)/bin/ruff check --fix
 	@$(VENV)/bin/ruff format
 
-lock: setup ## Pin every requirement again, with hashes
-	@tools/lock.sh
+lock: setup ## Pin every requirement again, with hashes; an image's alone: make lock IMAGE=glm5-nvfp4-sm120
+	@$(if $(IMAGE),$(VENV)/bin/hearth image lock $(IMAGE),tools/lock.sh)
 
 bench-supervisor: setup ## Recovery time, log throughput, idle cost, beside plain restart loops
 	@$(PY) tests/bench/supervisor.py

@@ -9,4 +9,4 @@ compile() {
 }
 
 compile pyproject.toml -o requirements/hearth.lock
-compile pyproject.toml --group dev -o requirements/dev.lock
+compile pyproject.toml --all-extras --group dev --group monitoring -o requirements/dev.lock

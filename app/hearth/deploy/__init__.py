@@ -1,0 +1,1 @@
+"""From a bare host to an endpoint: deploys, releases, the host lock."""
