@@ -22,8 +22,7 @@ def cache() -> Path:
     return root / "bake" / hashlib.sha256(LOCK.read_bytes()).hexdigest()[:12]
 
 
-@pytest.fixture(scope="session")
-def python() -> Path:
+def kernel_python() -> Path:
     """The interpreter that has FlashInfer 0.7.2 and torch, without a GPU."""
     tool = [sys.executable, str(ROOT / "tools" / "kernel_env.py")]
     done = subprocess.run(tool, stdout=subprocess.PIPE, text=True, check=False)
@@ -31,8 +30,7 @@ def python() -> Path:
     return Path(done.stdout.strip().splitlines()[-1])
 
 
-@pytest.fixture(scope="session")
-def toolkit() -> Path:
+def install_toolkit() -> Path:
     """A folder with the compiler packages of the lock, by hash. Installed whole or not at all."""
     place = cache() / "packages"
     if not place.is_dir():
@@ -43,6 +41,16 @@ def toolkit() -> Path:
         subprocess.run(command, check=True)
         aside.rename(place)
     return place
+
+
+@pytest.fixture(scope="session")
+def python() -> Path:
+    return kernel_python()
+
+
+@pytest.fixture(scope="session")
+def toolkit() -> Path:
+    return install_toolkit()
 
 
 class Baker:

@@ -156,6 +156,36 @@ def test_ctrl_c_leaves_no_compiler(baker: Baker, tmp_path: Path) -> None:
     assert running(str(tmp_path)) == []
 
 
+def test_an_interrupted_bake_goes_on_where_it_was(baker: Baker, tmp_path: Path) -> None:
+    own = Baker(baker.python, baker.toolkit, tmp_path / "state")
+    command = own.command(tmp_path / "out", f"{KV},fp4_kv_dequant", "12.0f", "--jobs", "1")
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert wait_until(lambda: objects(own.state) != {}), "no object file within two minutes"
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=60)
+    assert process.returncode == ExitCode.RETRY
+    assert not (tmp_path / "out" / "kernels.json").exists()
+    kept = objects(own.state)
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert kept
+    assert kept.items() <= objects(own.state).items(), "compiled again what was there"
+    assert len(objects(own.state)) > len(kept)
+    assert verify(tmp_path / "out" / "kernels.json", tmp_path / "out", (12, 0)).ok
+
+
+def objects(state: Path) -> dict[Path, int]:
+    """Finished object files and when each was written (ns): ninja removes half-made ones."""
+    return {path: path.stat().st_mtime_ns for path in state.rglob("*.o")}
+
+
+def wait_until(look: Callable[[], bool]) -> bool:
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline and not look():
+        time.sleep(0.1)
+    return look()
+
+
 def running(text: str) -> list[psutil.Process]:
     """Live processes whose command line has that text."""
     found = []

@@ -1,9 +1,11 @@
 """Packs what tests/gpu/ops_check.py needs for a GPU machine without a network: one .tar.xz.
 
-    python3 tests/gpu/payload.py OUT.tar.xz [--python 3.12]
+    python3 tests/gpu/bake_emulated.py EMULATED
+    python3 tests/gpu/payload.py OUT.tar.xz --emulated EMULATED/fp4_quantization_90/fp4_quantization_90.so
 
 From PyPI (pip download): FlashInfer's Python files, the C++ headers and sources that its FP4 module includes,
-and apache-tvm-ffi. No compiled kernels: they are made on the GPU machine, with its CUDA toolkit and torch.
+and apache-tvm-ffi. The emulated library (which depends on neither Python nor torch) saves minutes of GPU
+time; the others are compiled on the GPU machine, with its CUDA toolkit and torch.
 """
 
 import argparse
@@ -60,7 +62,7 @@ def download(folder: Path, python: str) -> None:
     subprocess.run([*pip, *only, "-d", str(folder), *PACKAGES], check=True)
 
 
-def pack(wheels: Path, out: Path) -> int:
+def pack(wheels: Path, out: Path, emulated: Path | None) -> int:
     """Write the archive; the number of files in it."""
     count = 0
     with tarfile.open(out, "w:xz", preset=6) as archive:
@@ -69,6 +71,8 @@ def pack(wheels: Path, out: Path) -> int:
             member.size, member.mode = len(content), mode
             archive.addfile(member, io.BytesIO(content))
             count += 1
+        if emulated:
+            archive.add(emulated, f"emulated/{emulated.name}")
     return count
 
 
@@ -79,10 +83,11 @@ def main() -> None:
     )
     parser.add_argument("out", type=Path)
     parser.add_argument("--python", default="3.12", help="the GPU machine's Python")
+    parser.add_argument("--emulated", type=Path, help="the library that tests/gpu/bake_emulated.py made")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         download(Path(folder), args.python)
-        count = pack(Path(folder), args.out)
+        count = pack(Path(folder), args.out, args.emulated)
     print(f"{args.out}: {count} files, {args.out.stat().st_size / 2**20:.1f} MiB")
 
 
