@@ -7,24 +7,22 @@ takes every step from the cache.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.dockerd import own_engine
+
 ROOT = Path(__file__).resolve().parents[2]
 IMAGES = ROOT / "images"
 NAME = "hearth-test"
 TAG = f"{NAME}/cpu:latest"
-DATA = Path(os.environ.get("HEARTH_TEST_DOCKER_DATA", "/var/tmp/hearth-dockerd"))
-"""Where an Engine of our own keeps its images; not on a tmpfs, and not in the project's folder."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -44,35 +42,6 @@ def docker_host() -> Iterator[str]:
     else:
         with own_engine() as address:
             yield address
-
-
-@contextlib.contextmanager
-def own_engine() -> Iterator[str]:
-    """A dockerd with its own data, socket and process folder, stopped at the end."""
-    DATA.mkdir(parents=True, exist_ok=True)
-    address = f"unix://{DATA}/docker.sock"
-    command = ["dockerd", "--data-root", f"{DATA}/data", "--exec-root", f"{DATA}/exec"]
-    command += ["--pidfile", f"{DATA}/pid", "--host", address]
-    with (DATA / "dockerd.log").open("wb") as log:
-        daemon = subprocess.Popen(command, stdout=log, stderr=log)
-    try:
-        wait_for(daemon, address)
-        yield address
-    finally:
-        daemon.terminate()
-        daemon.wait(60)
-
-
-def wait_for(daemon: subprocess.Popen[bytes], address: str) -> None:
-    """Until the Engine answers; the test fails with its last words if it doesn't."""
-    for _ in range(120):
-        asked = subprocess.run(["docker", "--host", address, "version"], capture_output=True)
-        if asked.returncode == 0:
-            return
-        if daemon.poll() is not None:
-            break
-        time.sleep(0.5)
-    raise RuntimeError(f"dockerd doesn't start: {(DATA / 'dockerd.log').read_text()[-800:]}")
 
 
 @pytest.fixture(scope="session")

@@ -1,0 +1,73 @@
+"""A real systemd host to deploy to, with the Engine it lives in.
+
+Needs root and `dockerd` (installed here by apt where missing); skipped with the reason where neither can be had.
+HEARTH_TEST_DOCKER names an Engine that is there already.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.dockerd import own_engine
+from tests.host.machine import NAME, ROOT, Machine, docker
+
+PACKAGES = {"dockerd": "docker.io", "mmdebstrap": "mmdebstrap", "ssh": "openssh-client", "ip": "iproute2"}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.host)
+
+
+def install_tools() -> None:
+    """What making a host takes, from the distribution; a skip that says what is missing otherwise."""
+    missing = [package for tool, package in PACKAGES.items() if shutil.which(tool) is None]
+    if not missing:
+        return
+    if os.geteuid() != 0 or shutil.which("apt-get") is None:
+        pytest.skip(f"no {', '.join(missing)}: install them, and run as root")
+    environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+    subprocess.run(["apt-get", "update", "-qq"], check=True)
+    command = ["apt-get", "install", "-y", "-qq", "--no-install-recommends", *missing]
+    subprocess.run(command, check=True, env=environment, stdout=subprocess.DEVNULL)
+
+
+@pytest.fixture(scope="session")
+def engine() -> Iterator[str]:
+    """The address of a Docker Engine that has the base images."""
+    given = os.environ.get("HEARTH_TEST_DOCKER")
+    if given:
+        with_bases(given)
+        yield given
+        return
+    if os.geteuid() != 0:
+        pytest.skip("no Docker Engine: set HEARTH_TEST_DOCKER, or run as root")
+    install_tools()
+    with own_engine() as address:
+        with_bases(address)
+        yield address
+
+
+def with_bases(engine: str) -> None:
+    """Make the Debian roots where they aren't there."""
+    there = docker(engine, "image", "ls", "--format", "{{.Repository}}:{{.Tag}}").split()
+    if not {f"{NAME}:base", f"{NAME}:build"} <= set(there):
+        environment = {**os.environ, "DOCKER_HOST": engine}
+        subprocess.run([str(ROOT / "tests/image/mkbase.sh"), NAME], check=True, env=environment)
+
+
+@pytest.fixture(scope="session")
+def machine(engine: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
+    """The one host that the tests share, in the order in which they are written."""
+    host = Machine(engine, tmp_path_factory.mktemp("host"))
+    try:
+        yield host.start()
+    finally:
+        host.remove()
