@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, disable_created_metrics, generate_latest
@@ -85,6 +86,8 @@ class Metrics:
             "hearth_build_info", "Versions.", ["version", "engine_version", "image_digest"], registry=registry
         )
         info.labels(__version__, engine_version, image_digest).set(1)
+        started = Gauge("hearth_start_time_seconds", "When this supervisor started.", registry=registry)
+        started.set(time.time())
         self.state = Gauge(
             "hearth_state", "1 for the state the supervisor is in.", ["state"], registry=registry
         )
@@ -142,6 +145,9 @@ class Metrics:
         )
         self.last_token = Gauge(
             "hearth_last_token_timestamp_seconds", "When the engine last made a token.", registry=registry
+        )
+        self.watched = Gauge(
+            "hearth_watch_timestamp_seconds", "When the engine's metrics were last read.", registry=registry
         )
         self.compiles = Counter("hearth_runtime_compiles", "Kernels compiled after READY.", registry=registry)
 
@@ -202,6 +208,7 @@ class Metrics:
     def take(self, samples: EngineSamples, seconds: float) -> dict[str, float]:
         """Take over one scrape, `seconds` after the one before; returns tokens per second by kind."""
         self._latencies.samples = samples
+        self.watched.set_to_current_time()
         self.running.set(samples.running)
         self.queued.set(samples.queued)
         self.kv_usage.set(samples.kv_usage)
