@@ -26,6 +26,8 @@ class Incident:
     failure: Failure
     plan: GraphPlan
     done: str
+    bundle: str = ""
+    """Name of the failure bundle; empty where none could be written."""
 
     def to_json(self) -> dict[str, Any]:
         """One entry of `failures` in `/status`."""
@@ -34,6 +36,7 @@ class Incident:
             **self.failure.to_json(),
             "plan": self.plan.to_json(),
             "done": self.done,
+            **({"bundle": self.bundle} if self.bundle else {}),
         }
 
 

@@ -19,11 +19,13 @@ from hearth.config_types import (
     EnvName,
     EnvValue,
     FilePath,
+    HeaderName,
     PassedName,
     Port,
     Scalar,
     Seconds,
     Text,
+    WebAddress,
     argument_name,
 )
 from hearth.errors import ConfigError
@@ -237,7 +239,7 @@ class Paths(Section):
     """Where Hearth keeps what outlives a start, and what does not."""
 
     state: FilePath = Path("/var/lib/hearth")
-    """What must outlive a restart: the remembered plan."""
+    """What must outlive a restart: the remembered plan and the failure bundles."""
     runtime: FilePath = Path("/run/hearth")
     """What belongs to one start, such as the engine's metrics files."""
     cache: FilePath = Path("/var/cache/hearth")
@@ -255,6 +257,38 @@ class Secrets(Section):
     """More files whose content must never reach a log or a page."""
 
 
+class Failures(Section):
+    """How many failure bundles stay in `paths.state`/failures; the newest one always does."""
+
+    keep: Count = 50
+    """Failure bundles kept; the oldest go first."""
+    max_mb: Count = 500
+    """Megabytes that all failure bundles together may take."""
+
+
+class Notify(Section):
+    """A webhook that is told when the engine steps down, is given up, or serves again."""
+
+    url_file: FilePath | None = None
+    """File with the webhook's address, for one that holds a token; null for no webhook."""
+    url: WebAddress | None = None
+    """The webhook's address, where it is no secret."""
+    header_files: dict[HeaderName, FilePath] = Field(default_factory=dict)
+    """Headers to send, each with a file that holds its value alone, e.g. Authorization."""
+    events: list[Literal["step_down", "give_up", "ready_again"]] = Field(
+        default=["step_down", "give_up", "ready_again"]
+    )
+    """What is told. docs/operations.md has the document that is sent."""
+    timeout: Seconds = 10.0
+    """Seconds that the webhook has to answer a try, and that an exit waits at most for what is unsent."""
+
+    @model_validator(mode="after")
+    def _one_address(self) -> Notify:
+        if self.url is not None and self.url_file is not None:
+            raise ValueError("url and url_file are both there: write one of them")
+        return self
+
+
 class Config(Section):
     """The whole file."""
 
@@ -266,6 +300,8 @@ class Config(Section):
     ports: Ports = Ports()
     paths: Paths = Paths()
     secrets: Secrets = Secrets()
+    failures: Failures = Failures()
+    notify: Notify = Notify()
     image_digest: str = ""
     """Set by the image or the deploy: part of the fingerprint."""
     profile: Literal["gpu", "cpu"] = "gpu"

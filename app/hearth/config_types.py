@@ -6,6 +6,7 @@ import math
 import re
 from pathlib import Path
 from typing import Annotated, Any
+from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator
 
@@ -119,6 +120,28 @@ def _no_bool(value: Any) -> Any:
     return value
 
 
+def _web_address(value: str) -> str:
+    """An http or https URL with a host. It may hold a token, so no message repeats it."""
+    try:
+        parts = urlsplit(value)
+        usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        usable = False
+    if not usable or not value.isascii() or re.search(r"[\s\x00-\x1f]", value):
+        raise ValueError("not a web address: write https://HOST/PATH")
+    if parts.username is not None or parts.password is not None:
+        raise ValueError("a user in an address: write it without, and an Authorization in header_files")
+    return value
+
+
+def _header(name: str) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9-]{1,64}", name):
+        raise ValueError("not the name of a header: write letters, digits and -")
+    if name.lower() in ("content-type", "content-length", "host", "transfer-encoding", "connection"):
+        raise ValueError("Hearth sets this header itself: remove it")
+    return name
+
+
 _NUMBER = BeforeValidator(_no_bool)
 Seconds = Annotated[float, _NUMBER, Field(gt=0, allow_inf_nan=False), Says("seconds, a number above 0")]
 Port = Annotated[int, _NUMBER, Field(ge=1, le=65535), Says("a port, 1 to 65535")]
@@ -135,3 +158,5 @@ ArgValue = Annotated[
 EnvName = Annotated[str, AfterValidator(_variable)]
 EnvValue = Annotated[str, BeforeValidator(_variable_value), Says("text")]
 PassedName = Annotated[str, AfterValidator(_passed), Says("NAME or PREFIX_*")]
+WebAddress = Annotated[str, AfterValidator(_web_address), Says("an http or https address")]
+HeaderName = Annotated[str, AfterValidator(_header)]

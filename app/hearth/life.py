@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from hearth.board import Board
+from hearth.bundle import Story
 from hearth.config import Config
 from hearth.engine.classify import classify, hang_failure
 from hearth.engine.effective import differences, effective_plan, unused
@@ -108,6 +109,26 @@ class Life:
         """Cut a drain short."""
         if self._process is not None:
             self._process.kill()
+
+    @property
+    def pids(self) -> list[int]:
+        """Pids of the engine's living processes, main first."""
+        return [] if self._process is None else self._process.descendants()
+
+    def story(self) -> Story:
+        """How far the engine came, as of now; `sections` has the lines once it is gone."""
+        phase, seconds = self._tracker.phase, self._tracker.seconds
+        silent = 0.0 if self._stream is None else time.monotonic() - self._stream.last_line_at
+        spent = {name.value: value + (silent if name is phase else 0.0) for name, value in seconds.items()}
+        return Story((), spent, phase, self._tracker.progress_text, silent, self._launch.argv)
+
+    def sections(self) -> list[tuple[str, list[str]]]:
+        """The kept lines of each phase that the engine went through."""
+        stream = self._stream
+        if stream is None:
+            return []
+        kept = [(str(phase), stream.section(phase)) for phase in ("", *self._tracker.seconds)]
+        return [(phase, lines) for phase, lines in kept if lines]
 
     async def _spawn(self) -> None:
         self._metrics.engine_restarted()

@@ -11,6 +11,7 @@ import signal
 import sys
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import yaml
@@ -21,7 +22,6 @@ from hearth.engine.command import engine_argv, engine_env
 from hearth.engine.dialect import dialect_for
 from hearth.engine.ports import ensure_free
 from hearth.engine.probe import Probe
-from hearth.engine.redact import Redactor
 from hearth.errors import ExitCode, HearthError, StateError
 from hearth.failure import Failure
 from hearth.host.gpu import Gpus
@@ -30,6 +30,7 @@ from hearth.life import Launch, Life
 from hearth.metrics import Metrics
 from hearth.planstore import PlanStore, fingerprint
 from hearth.policy import Action, Decision, Event, Rules, decide
+from hearth.reporter import Reporter
 from hearth.states import State, allowed
 from hearth.web import Web
 
@@ -57,7 +58,8 @@ class Supervisor:
         self._failed_at: float | None = None
         self._stop = asyncio.Event()
         self._hurry = asyncio.Event()
-        self._redactor = Redactor(secrets.values())
+        self._reporter = Reporter(config, secrets)
+        self._redactor = self._reporter.redact
         self.metrics = Metrics(config.engine.version, config.image_digest)
         self.board = self._new_board(wanted)
         self._web = Web(self.board, self.metrics, config.ports.supervisor_host, config.ports.supervisor)
@@ -86,6 +88,7 @@ class Supervisor:
         finally:
             turning.cancel()
             self._save_last_status()
+            await self._reporter.close(self._hurry.is_set())
             await self._web.stop()
 
     async def _keep_serving(self, probe: Probe) -> ExitCode:
@@ -127,12 +130,16 @@ class Supervisor:
         self.board.canary_ok = False
         self.metrics.canary_ok.set(False)
         self._move(State.RECOVERING, f"The engine failed: {failure.sentence}")
+        story = life.story()
+        snapshot = await self._reporter.look(failure, life.pids)
         await life.end(0)
         await self._wait_for_memory(baseline)
         plan = self.board.plan
         decision = decide(failure, plan, self._ladder, self._events, self._rules, now)
+        story = replace(story, sections=life.sections())
+        bundle = await self._reporter.report(self.board, failure, decision, self._events, (snapshot, story))
         self._events.append(Event(now, failure, plan, decision.action is Action.STEP_DOWN))
-        self.board.incidents.append(Incident(time.time(), failure, plan, decision.sentence))
+        self.board.incidents.append(Incident(time.time(), failure, plan, decision.sentence, bundle))
         if failure.hint:
             log.warning("Hint: %s", failure.hint)
         if decision.plan is None:
@@ -180,7 +187,9 @@ class Supervisor:
         """The engine answers right."""
         board = self.board
         if self._failed_at is not None:
-            self.metrics.recovery.observe(time.monotonic() - self._failed_at)
+            downtime = time.monotonic() - self._failed_at
+            self.metrics.recovery.observe(downtime)
+            self._reporter.ready_again(board, downtime)
             self._failed_at = None
         self._show_plan()
         lower = "" if board.plan == board.wanted else f"; wanted was {_describe(board.wanted)}"

@@ -7,7 +7,20 @@ import sys
 import typer
 
 from hearth import __version__
-from hearth.cli import bake, explain, image, kernels, plan, promote, serve, status, trace, warm
+from hearth.cli import (
+    bake,
+    explain,
+    failures,
+    image,
+    kernels,
+    plan,
+    promote,
+    release,
+    serve,
+    status,
+    trace,
+    warm,
+)
 from hearth.errors import ExitCode, HearthError
 
 app = typer.Typer(
@@ -19,6 +32,7 @@ app = typer.Typer(
 app.command()(serve.serve)
 app.command()(status.status)
 app.command()(explain.explain)
+app.command()(failures.failures)
 app.command()(plan.plan)
 app.command()(promote.promote)
 app.command()(trace.trace)
@@ -26,6 +40,7 @@ app.command()(bake.bake)
 app.command()(warm.warm)
 app.add_typer(kernels.kernels_app, name="kernels")
 app.add_typer(image.image_app, name="image")
+app.add_typer(release.release_app, name="release")
 
 
 @app.callback(invoke_without_command=True)
