@@ -13,6 +13,7 @@ from hearth.cli import (
     failures,
     image,
     kernels,
+    launch,
     plan,
     promote,
     release,
@@ -30,6 +31,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command()(serve.serve)
+app.command()(launch.launch)
 app.command()(status.status)
 app.command()(explain.explain)
 app.command()(failures.failures)
