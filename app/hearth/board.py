@@ -9,6 +9,7 @@ from typing import Any
 
 from hearth import __version__
 from hearth.failure import Failure, Phase
+from hearth.host.xid import Xid
 from hearth.ladder import GraphPlan
 from hearth.states import State
 
@@ -108,6 +109,8 @@ class Board:
     kv_usage: float = 0.0
     passes: dict[str, float] = field(default_factory=dict)
     incidents: deque[Incident] = field(default_factory=lambda: deque(maxlen=_FAILURES_KEPT))
+    gpu_fault: Xid | None = None
+    """The first error of the driver that no restart can fix."""
     history: RateHistory = field(default_factory=RateHistory)
     loop_turned_at: float = field(default_factory=time.monotonic)
     """When the supervisor's loop last turned (monotonic seconds)."""

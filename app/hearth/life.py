@@ -22,6 +22,7 @@ from hearth.engine.process import EngineProcess, StopReport
 from hearth.engine.redact import Redactor
 from hearth.engine.signatures import live_signature
 from hearth.failure import Failure, FailureKind, Phase
+from hearth.host import xid
 from hearth.kernels.seal import CompileWatch
 from hearth.ladder import GraphPlan
 from hearth.metrics import Metrics
@@ -188,7 +189,9 @@ class Life:
         self._wake.clear()
 
     def _given_up(self) -> Failure | None:
-        """A fatal line after which the engine stays alive for longer than its last words take."""
+        """A GPU is lost, or a fatal line after which the engine lives longer than its last words take."""
+        if self._board.gpu_fault is not None:
+            return xid.failure(self._board.gpu_fault, self._tracker.phase)
         if self._fatal_at is None or time.monotonic() - self._fatal_at < LAST_WORDS:
             return None
         return classify(self._lines(), None, self._tracker.phase)
@@ -296,6 +299,8 @@ class Life:
         """Why the engine died: read to the end of its log, then classify."""
         assert self._stream is not None
         await self._stream.drained(LAST_WORDS)
+        if self._board.gpu_fault is not None:
+            return xid.failure(self._board.gpu_fault, self._tracker.phase)
         failure = classify(self._lines(), status, self._tracker.phase)
         if failure is not None:
             return failure

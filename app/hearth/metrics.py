@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, disable_created_metrics, generate_latest
 from prometheus_client import Histogram as PromHistogram
@@ -76,6 +76,7 @@ class Metrics:
         self._growth_tokens, self._growth_passes = Growth(), Growth()
         self._latencies = _Latencies()
         self.registry.register(self._latencies)
+        self.gpu_fault: Gauge | None = None
         self._make_states(engine_version, image_digest)
         self._make_traffic()
         self._begin_at_zero()
@@ -193,6 +194,22 @@ class Metrics:
         ):
             if before != after:
                 self.fallbacks.labels(axis.value, str(before), str(after), failure.kind.value).inc()
+
+    def watch_gpus(self, labels: Iterable[str]) -> None:
+        """Export `hearth_gpu_fault` for these GPUs; it stays absent where nobody looks."""
+        self.gpu_fault = Gauge(
+            "hearth_gpu_fault",
+            "1 once the driver reported an error (Xid) that needs a reset or a reboot.",
+            ["gpu"],
+            registry=self.registry,
+        )
+        for label in labels:
+            self.gpu_fault.labels(label)
+
+    def gpu_faulted(self, label: str) -> None:
+        """A GPU reported an error that no restart can fix."""
+        if self.gpu_fault is not None:
+            self.gpu_fault.labels(label).set(1)
 
     def set_phases(self, seconds: Mapping[Phase, float]) -> None:
         """Seconds of each phase that this start has gone through."""

@@ -24,6 +24,7 @@ from hearth.engine.ports import ensure_free
 from hearth.engine.probe import Probe
 from hearth.errors import ExitCode, HearthError, StateError
 from hearth.failure import Failure
+from hearth.faultwatch import FaultWatch
 from hearth.host.gpu import Gpus
 from hearth.ladder import GraphPlan
 from hearth.life import Launch, Life
@@ -62,6 +63,7 @@ class Supervisor:
         self._redactor = self._reporter.redact
         self.metrics = Metrics(config.engine.version, config.image_digest)
         self.board = self._new_board(wanted)
+        self._faults = FaultWatch(self.board, self.metrics, self._gpus.addresses())
         self._web = Web(self.board, self.metrics, config.ports.supervisor_host, config.ports.supervisor)
 
     def _new_board(self, wanted: GraphPlan) -> Board:
@@ -82,11 +84,14 @@ class Supervisor:
         ensure_free(self._config.ports.engine_host, self._config.ports.engine)
         await self._web.start()
         turning = asyncio.create_task(self._turn())
+        if self._config.profile == "gpu":
+            self._faults.start()
         try:
             async with self._new_probe() as probe:
                 return await self._keep_serving(probe)
         finally:
             turning.cancel()
+            self._faults.close()
             self._save_last_status()
             await self._reporter.close(self._hurry.is_set())
             await self._web.stop()

@@ -52,6 +52,10 @@ class Gpus:
             return None
         return _ask(lambda _: _text(pynvml.nvmlSystemGetDriverVersion()), None, None)
 
+    def addresses(self) -> list[str]:
+        """PCI address of each GPU, e.g. `00000000:C1:00.0`; empty text where it doesn't say."""
+        return [_ask(_address, handle, "") for handle in self._handles]
+
     def names(self) -> list[str]:
         """What each GPU calls itself."""
         return [_ask(_name, handle, "unknown") for handle in self._handles]
@@ -120,6 +124,10 @@ def _ask(question: Callable[[Any], T], handle: Any, otherwise: T) -> T:
 
 def _name(handle: Any) -> str:
     return _text(pynvml.nvmlDeviceGetName(handle))
+
+
+def _address(handle: Any) -> str:
+    return _text(pynvml.nvmlDeviceGetPciInfo(handle).busId)
 
 
 def _running(handle: Any) -> list[Any]:
