@@ -153,7 +153,7 @@ async def test_the_real_kernel_log() -> None:
         pytest.skip(reason)
     mark = f"hearth-test-{os.getpid()}"
     with open("/dev/kmsg", "wb", buffering=0) as kmsg:  # noqa: PTH123 - pathlib seeks, which kmsg refuses
-        kmsg.write(f"<6>NVRM: Xid (PCI:ffff:ff:1f): 45, name={mark}".encode())
+        kmsg.write(f"<6>NVRM: Xid (PCI:ffff:ff:1f): 45, name={mark}\n".encode())
     await until(lambda: any(mark in xid.line for xid in found))
     assert all(not xid.fatal for xid in found)
     following.close()
