@@ -1,0 +1,1 @@
+"""Prometheus rules, dashboards and runbooks of Hearth, as code."""

@@ -1,0 +1,1 @@
+"""Grafana dashboards as code: `python -m monitoring.dashboards` writes grafana/dashboards/*.json."""
