@@ -9,6 +9,7 @@ import typer
 from hearth import __version__
 from hearth.cli import (
     bake,
+    doctor,
     explain,
     failures,
     image,
@@ -34,6 +35,7 @@ app.command()(serve.serve)
 app.command()(launch.launch)
 app.command()(status.status)
 app.command()(explain.explain)
+app.command()(doctor.doctor)
 app.command()(failures.failures)
 app.command()(plan.plan)
 app.command()(promote.promote)

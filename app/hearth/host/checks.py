@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from hearth.host import checks_driver, checks_gpu, checks_pci, checks_runtime, checks_system
+from hearth.host import checks_driver, checks_gpu, checks_pci, checks_runtime, checks_system, checks_xid
 from hearth.host.checks_base import Check, Facts, Output, Room, Status, Wanted
 
 __all__ = ["Check", "Facts", "Output", "Room", "Status", "Wanted", "facts_from_json", "judge", "report"]
@@ -17,7 +17,7 @@ __all__ = ["Check", "Facts", "Output", "Room", "Status", "Wanted", "facts_from_j
 
 def judge(facts: Facts, wanted: Wanted) -> list[Check]:
     """Every verdict that the facts allow, in the order in which a person reads them."""
-    areas = (checks_system, checks_driver, checks_gpu, checks_pci, checks_runtime)
+    areas = (checks_system, checks_driver, checks_gpu, checks_xid, checks_pci, checks_runtime)
     return [check for area in areas for check in area.judge(facts, wanted)]
 
 

@@ -32,6 +32,8 @@ NVIDIA_MAJOR = "195"
 
 def judge(facts: Facts, wanted: Wanted) -> list[Check]:
     """All verdicts on the container runtime."""
+    if facts.get("container", NOTHING).there:
+        return [skipped(name, "inside a container: ask the host") for name in ("runtime.docker", *_IDS)]
     info = docker_info(facts.get("docker", NOTHING).text)
     docker = _docker(facts.get("docker", NOTHING), info)
     if wanted.gpus == 0:
@@ -74,11 +76,13 @@ def _docker(output: Output, info: dict[str, Any]) -> Check:
         )
     version = _str(info, "ServerVersion")
     if not version:
-        errors = listed(_list(info, "ServerErrors")) or output.text
-        allowed = "permission denied" in errors
-        fix = (
-            "run as root or as a member of the docker group" if allowed else "`systemctl enable --now docker`"
-        )
+        said = [line for line in output.text.splitlines() if line and not line.startswith("{")]
+        errors = listed([*_list(info, "ServerErrors"), *said])
+        if "permission denied" in errors:
+            return skipped(
+                name, "this user may not ask Docker", "run as root or as a member of the docker group"
+            )
+        fix = "`systemctl enable --now docker`"
         return failed(name, errors or "docker info printed nothing", why, fix)
     if version_key(version.partition("-")[0]) < version_key(DOCKER_MIN):
         return warned(name, f"Docker {version}", "out of support", f"upgrade to {DOCKER_MIN} or newer")
@@ -108,7 +112,7 @@ def _toolkit(output: Output, info: dict[str, Any]) -> Check:
     runtimes = info.get("Runtimes")
     hooked = isinstance(runtimes, dict) and "nvidia" in runtimes
     seen = f"nvidia-container-toolkit {version or 'of unknown version'}"
-    if info and not hooked and not _list(info, "CDISpecDirs"):
+    if _str(info, "ServerVersion") and not hooked and not _list(info, "CDISpecDirs"):
         return failed(
             name,
             f"{seen}, unknown to Docker",
@@ -151,7 +155,8 @@ def _dev_char(facts: Facts, info: dict[str, Any]) -> Check:
         return passed(name, f"{len(links)} links to NVIDIA's devices")
     if _str(info, "CgroupDriver") == "cgroupfs":
         return passed(name, "none, and not needed: Docker manages cgroups itself (cgroupfs)")
-    return failed(
+    verdict = failed if _str(info, "CgroupDriver") else warned
+    return verdict(
         name,
         "no link to NVIDIA's devices",
         "any `systemctl daemon-reload` (package installations do it) takes the GPUs from a container",

@@ -14,6 +14,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "nvidia_ctk": ("nvidia-ctk", "--version"),
     "cdi": ("nvidia-ctk", "cdi", "list"),
     "fabricmanager": ("systemctl", "is-active", "nvidia-fabricmanager"),
+    "kernel_log": ("dmesg",),
     "dev_char": ("find", "/dev/char", "-type", "l", "-printf", "%f %l\\n"),
 }
 """Each with `LC_ALL=C`; stdout and stderr together are the text."""
@@ -30,6 +31,7 @@ FILES: dict[str, str] = {
     "os_release": "/etc/os-release",
     "thp": "/sys/kernel/mm/transparent_hugepage/enabled",
     "governor": "/sys/devices/system/cpu/cpu*/cpufreq/scaling_governor",
+    "container": "/.dockerenv",
     "iommu_types": "/sys/kernel/iommu_groups/*/type",
 }
 """A file, or a pattern whose files are read one after the other."""
