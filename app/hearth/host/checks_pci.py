@@ -131,7 +131,7 @@ def _redirecting(found: list[Device]) -> Iterator[str]:
     """Bridges that send traffic between cards up to the root complex."""
     for device in found:
         control = re.search(r"ACSCtl:([^\n]{0,200})", device.body)
-        if "bridge" in device.kind and control and re.search(r"(ReqRedir|CmpltRedir)\+", control[1]):
+        if device.kind == "PCI bridge" and control and re.search(r"(ReqRedir|CmpltRedir)\+", control[1]):
             yield device.slot
 
 
@@ -142,7 +142,7 @@ def _hidden(name: str, found: list[Device]) -> Check:
 
 
 def _acs(found: list[Device], redirecting: tuple[str, ...]) -> Check:
-    bridges = [device for device in found if "bridge" in device.kind]
+    bridges = [device for device in found if device.kind == "PCI bridge"]
     if redirecting:
         return warned(
             "pci.acs",

@@ -32,7 +32,7 @@ NVIDIA_MAJOR = "195"
 
 def judge(facts: Facts, wanted: Wanted) -> list[Check]:
     """All verdicts on the container runtime."""
-    if facts.get("container", NOTHING).there:
+    if facts.get("container", NOTHING).there and facts.get("docker", NOTHING).problem == "not installed":
         return [skipped(name, "inside a container: ask the host") for name in ("runtime.docker", *_IDS)]
     info = docker_info(facts.get("docker", NOTHING).text)
     docker = _docker(facts.get("docker", NOTHING), info)
