@@ -18,19 +18,22 @@ class Meter:
     """From the last good answer before the first bad one to the first good one after the last bad one."""
 
     def __init__(self) -> None:
-        self._good: float | None = None
+        self._good: float | None = None  # the last one before it went down
+        self._newest: float | None = None
         self._down = False
         self._back: float | None = None
 
     def begin(self) -> None:
         """The change begins now: what failed before has nothing to do with it."""
-        self._down, self._back = False, None
+        self._good, self._down, self._back = self._newest, False, None
 
     def saw(self, at: float, good: bool) -> None:
         """An answer, or none, at `at` (seconds of a clock that only goes forward)."""
         if not good:
             self._down, self._back = True, None
-        elif not self._down:
+            return
+        self._newest = at
+        if not self._down:
             self._good = at
         elif self._back is None:
             self._back = at
