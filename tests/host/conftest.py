@@ -1,6 +1,6 @@
 """A real systemd host to deploy to, with the Engine it lives in.
 
-Needs root and `dockerd` (installed here by apt where missing); skipped with the reason where neither can be had.
+Needs root and `dockerd` (installed by apt where missing); skipped with the reason where that can't be had.
 HEARTH_TEST_DOCKER names an Engine that is there already.
 """
 

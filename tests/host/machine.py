@@ -16,13 +16,16 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 BARE = Path(__file__).with_name("bare")
 NAME = "hearth-test"
-RUN = (
-    # What systemd and a Docker Engine inside need; --privileged doesn't start where CAP_SYS_RESOURCE is missing.
-    "--cap-add ALL --cap-drop SYS_RESOURCE --security-opt seccomp=unconfined --security-opt apparmor=unconfined "
-    "--security-opt systempaths=unconfined --cgroupns=host --volume /sys/fs/cgroup:/sys/fs/cgroup:rw "
-    "--tmpfs /run:exec,mode=755 --tmpfs /run/lock --tmpfs /tmp:exec,mode=1777 --volume /var/lib/docker "
-    "--volume /var/lib/containerd"
-).split()
+# What systemd and a Docker Engine inside need; --privileged doesn't start where CAP_SYS_RESOURCE is missing.
+_SETTINGS = {
+    "--cap-add": ["ALL"],
+    "--cap-drop": ["SYS_RESOURCE"],
+    "--security-opt": ["seccomp=unconfined", "apparmor=unconfined", "systempaths=unconfined"],
+    "--cgroupns": ["host"],
+    "--volume": ["/sys/fs/cgroup:/sys/fs/cgroup:rw", "/var/lib/docker", "/var/lib/containerd"],
+    "--tmpfs": ["/run:exec,mode=755", "/run/lock", "/tmp:exec,mode=1777"],
+}
+RUN = [word for option, values in _SETTINGS.items() for value in values for word in (option, value)]
 
 
 def docker(engine: str, *words: str, check: bool = True) -> str:

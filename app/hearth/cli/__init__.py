@@ -9,15 +9,20 @@ import typer
 from hearth import __version__
 from hearth.cli import (
     bake,
+    deploy,
     doctor,
     explain,
     failures,
+    host,
     image,
     kernels,
     launch,
+    lock,
     plan,
     promote,
     release,
+    releases,
+    rollback,
     serve,
     status,
     trace,
@@ -45,6 +50,11 @@ app.command()(warm.warm)
 app.add_typer(kernels.kernels_app, name="kernels")
 app.add_typer(image.image_app, name="image")
 app.add_typer(release.release_app, name="release")
+app.command()(deploy.deploy)
+app.command()(rollback.rollback)
+app.command()(releases.releases)
+app.command()(lock.lock)
+app.add_typer(host.host_app, name="host")
 
 
 @app.callback(invoke_without_command=True)

@@ -1,0 +1,22 @@
+"""What Hearth's own code makes of the output of a host's tools, as filters."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hearth.deploy import facts
+
+
+class FilterModule:
+    """Ansible finds filters here."""
+
+    def filters(self) -> dict[str, Any]:
+        """Each filter under its name."""
+        return {
+            "hearth_pci_gpus": facts.pci_gpus,
+            "hearth_gpu_count_problem": facts.gpu_count_problem,
+            "hearth_problems": facts.problems,
+            "hearth_output": facts.output,
+            "hearth_json": facts.last_json,
+            "hearth_release_differs": facts.release_differs,
+        }

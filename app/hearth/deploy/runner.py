@@ -1,0 +1,147 @@
+"""A playbook run over ansible-runner: its record on disk, its progress, its report, the hosts' locks."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from hearth.deploy import gate, hostlock, report
+from hearth.deploy.inventory import Target, to_ansible
+from hearth.deploy.progress import Progress
+from hearth.deploy.view import View
+from hearth.errors import ExitCode, HearthError, MissingError
+
+STATE = Path(os.environ.get("XDG_STATE_HOME", "~/.local/state")).expanduser() / "hearth" / "runs"
+_KEPT = 50
+
+
+@dataclass(frozen=True)
+class Job:
+    """What to run: a playbook of ansible/, on which hosts, with which variables."""
+
+    action: str
+    playbook: str
+    targets: tuple[Target, ...]
+    variables: Mapping[str, Any]
+    dry: bool = False
+    tags: str = ""
+
+
+@dataclass(frozen=True)
+class Record:
+    """A run's folder."""
+
+    id: str
+    folder: Path
+
+
+def new_record(root: Path = STATE) -> Record:
+    """Make the folder of a new run, readable by its owner alone; old ones go."""
+    name = f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{secrets.token_hex(3)}"
+    folder = root / name
+    folder.mkdir(parents=True, mode=0o700)
+    for old in sorted(root.iterdir())[:-_KEPT]:
+        _forget(old)
+    return Record(name, folder)
+
+
+def enter(targets: Sequence[Target]) -> None:
+    """See that every host lets us in, before any is touched. Raises HearthError, a line for each."""
+    problems: list[HearthError] = []
+    for target in targets:
+        try:
+            gate.enter(target)
+        except HearthError as error:
+            problems.append(error)
+    if problems:
+        first = problems[0]
+        if len(problems) > 1:
+            first.args = ("\n".join(str(each) for each in problems),)
+            first.hint = ""
+        raise first
+
+
+def perform(job: Job, record: Record, ansible: Path, root_why: str = "") -> tuple[ExitCode, str]:
+    """Run a job while holding its hosts: the exit code, the report. Raises HearthError before it starts."""
+    ansible = ansible.resolve()
+    progress = Progress(time.monotonic())
+    targets = list(job.targets)
+    view = View(progress)
+    me = hostlock.myself(root_why or job.action, record.id)
+    holding = nullcontext() if job.dry else hostlock.held(targets, me, view.say)
+    with holding, view:
+        status = _play(job, record, ansible, view)
+    outcome = report.Outcome(
+        job.action,
+        tuple(target.name for target in targets),
+        status,
+        time.monotonic() - progress.started,
+        job.dry,
+        record.folder,
+        record.folder / "artifacts" / "ansible" / "stdout",
+    )
+    text = report.render(outcome, progress)
+    _write_down(record, outcome, progress, text)
+    return report.exit_code(outcome, progress), text
+
+
+def _play(job: Job, record: Record, ansible: Path, view: View) -> str:
+    """ansible-runner's word for how it ended."""
+    try:
+        from ansible_runner.interface import run  # type: ignore[import-untyped]
+    except ImportError as error:
+        raise MissingError(
+            "ansible-runner isn't installed", "make setup, or pip install 'hearth[deploy]'"
+        ) from error
+    hosts = record.folder / "hosts.json"
+    hosts.write_text(json.dumps(to_ansible(job.targets), indent=1), encoding="utf-8")
+    ended = run(
+        private_data_dir=str(record.folder),
+        project_dir=str(ansible),
+        playbook=job.playbook,
+        inventory=str(hosts),
+        extravars=dict(job.variables),
+        cmdline=" ".join(
+            ["--diff", *(["--check"] if job.dry else []), *(["--tags", job.tags] if job.tags else [])]
+        ),
+        envvars=_environment(ansible),
+        ident="ansible",
+        quiet=True,
+        event_handler=view.event,
+        settings={"idle_timeout": 0, "pexpect_timeout": 2},
+    )
+    return str(ended.status)
+
+
+def _environment(ansible: Path) -> dict[str, str]:
+    """Ansible's settings come from our file alone. PATH first has the folder of this Python's tools."""
+    import sys
+
+    tools = str(Path(sys.executable).parent)
+    return {
+        "ANSIBLE_CONFIG": str(ansible / "ansible.cfg"),
+        "ANSIBLE_NOCOLOR": "1",
+        "PATH": f"{tools}{os.pathsep}{os.environ.get('PATH', '')}",
+    }
+
+
+def _write_down(record: Record, outcome: report.Outcome, progress: Progress, text: str) -> None:
+    (record.folder / "report.txt").write_text(text, encoding="utf-8")
+    said = asdict(outcome) | {
+        "tasks": [asdict(each) for each in progress.done],
+        "warnings": progress.warnings,
+    }
+    (record.folder / "run.json").write_text(json.dumps(said, indent=1, default=str), encoding="utf-8")
+
+
+def _forget(folder: Path) -> None:
+    import shutil
+
+    shutil.rmtree(folder, ignore_errors=True)
