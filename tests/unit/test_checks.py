@@ -304,8 +304,14 @@ def test_without_gpus_only_the_rest_is_judged() -> None:
     found = verdicts({}, Wanted(gpus=0))
     judged = {name for name, check in found.items() if check.status != "skip"}
     assert judged == {
-        "host.os", "host.memlock", "host.shm", "host.hugepages", "host.governor", "host.disk", "runtime.docker",
-    }  # fmt: skip
+        "host.os",
+        "host.memlock",
+        "host.shm",
+        "host.hugepages",
+        "host.governor",
+        "host.disk",
+        "runtime.docker",
+    }
 
 
 def test_in_a_container_docker_is_the_hosts_affair() -> None:
