@@ -19,7 +19,6 @@ from hearth.deploy.inventory import Target
 from hearth.deploy.release import secret_names
 from hearth.deploy.runner import Job, Record
 from hearth.errors import CheckFailed, ConfigError, MissingError
-from hearth.image.spec import find
 
 DEFAULT_IMAGE = "glm5-nvfp4-sm120"
 SOURCES = ("build", "local", "present")
@@ -87,7 +86,10 @@ def wish(order: Order, target: Target) -> Wish:
     if source == "present" and not ref:
         raise ConfigError("image_from: present needs image_ref", "name the image: --image-ref NAME:TAG")
     if not ref:
-        find(name, order.root / "images")
+        if not (order.root / "images" / f"{name}.yaml").is_file():
+            raise MissingError(
+                f"no image {name!r}", "hearth image list shows what there is; run it in the checkout"
+            )
         ref = f"hearth/{name}:{package.context_hash(order.root, f'{name} {base} {build_base}')}"
     return Wish(name, source, ref, base, build_base)
 
