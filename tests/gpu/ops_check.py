@@ -1,12 +1,13 @@
 """FP4 ops on a real GPU: right, traceable, capturable, and how fast. Made for a Hopper without a network.
 
-    python3 tests/gpu/ops_check.py PAYLOAD.tar.xz|installed OUT.json
+    python3 tests/gpu/ops_check.py PAYLOAD.tar.xz|installed OUT.json [SECTION ...]
 
 PAYLOAD comes from tests/gpu/payload.py; `installed` takes the FlashInfer that this Python has. Needs torch
 with CUDA, Triton, nvcc and ninja. FlashInfer's sm_90 FP4 kernels are empty, so all that looks at results runs
 on the emulated build (emulate_fp4.py: brought along in the payload, or compiled here); timings of first calls
 use the stock sources. Each section is a process of its own with a time limit; OUT is written after each one,
-so a cut-off run keeps what it had. About four minutes on 16 cores.
+so a cut-off run keeps what it had. About five minutes on 16 cores; with names of sections, only those that
+need the emulated library.
 """
 
 import importlib.util
@@ -167,7 +168,7 @@ def environment() -> object:
         "nvcc": line("nvcc", "--version"),
         "python": sys.version.split()[0],
         "cores": os.cpu_count(),
-        "command": f"python3 tests/gpu/ops_check.py {' '.join(Path(a).name for a in sys.argv[1:3])}",
+        "command": f"python3 tests/gpu/ops_check.py {' '.join(Path(a).name for a in sys.argv[1:])}",
     }
 
 
@@ -178,14 +179,22 @@ def emulated_sources() -> object:
     return emulate_fp4.emulate(WORK / "emu" / "flashinfer")
 
 
-def main(payload: Path, out: Path) -> None:
+def main(payload: Path, out: Path, *only: str) -> None:
     run = Run(out)
     run.step("environment", environment)
     run.step("unpack", unpack, payload)
     run.step("emulated_sources", emulated_sources)
     run.step("emulated_library", emulated)
-    for section in ("selftest", "opcheck", "graph", "overhead", "compiled"):
+    for section in only or ("selftest", "opcheck", "graph", "overhead", "compiled"):
         run.step(section, lambda name=section: answer(child("emu", name, FLASHINFER_DISABLE_JIT="1")))
+    if not only:
+        first_calls(run)
+    run.results["total_seconds"] = round(time.monotonic() - run.started, 1)
+    out.write_text(json.dumps(run.results, indent=1))
+
+
+def first_calls(run: Run) -> None:
+    """Seconds to the first call, compiled on the spot and ahead of time; the trace gate."""
     run.step("jit_cold", lambda: answer(child("stock", "first_call")))
     run.step("jit_warm", lambda: answer(child("stock", "first_call")))
     run.step("place_aot", place_aot, "stock", "aot")
@@ -195,8 +204,6 @@ def main(payload: Path, out: Path) -> None:
     run.step("sealed", sealed)
     run.step("trace_gate", lambda: answer(child("aot", "gate")))
     run.step("jit_cold_eight", together, "stock", "eight")
-    run.results["total_seconds"] = round(time.monotonic() - run.started, 1)
-    out.write_text(json.dumps(run.results, indent=1))
 
 
 # --- the sections: each runs in its own process and prints one JSON line ---
@@ -251,7 +258,8 @@ def ways() -> dict:
     def _(x, scale):
         return ops._fake_quantize(x, 16, ops.Layout.SWIZZLED_128X4, ops.Traits.of("0.7.2"))
 
-    found = {"direct": raw, "hearth": ours, "decorator": decorated}
+    # What the plugin installs (eager calls go straight to FlashInfer), and its op through the dispatcher.
+    found = {"direct": raw, "hearth": ops._when_traced(raw, ours), "hearth_op": ours, "decorator": decorated}
     if ops.exists(ops.BUILTIN_OP):
         found["builtin"] = ops.resolve(ops.BUILTIN_OP)
     return found
@@ -442,7 +450,7 @@ def compiled() -> object:
     for name, call in ways_once().items():
         for backend in ("eager", "inductor"):
             for dynamic in (False, True):
-                if name in ("decorator", "builtin") and dynamic:
+                if name in ("hearth_op", "decorator", "builtin") and dynamic:
                     continue
                 title = f"{name} {backend} {'dynamic' if dynamic else 'static'}"
                 torch._dynamo.reset()
@@ -482,7 +490,7 @@ SECTIONS = {f.__name__: f for f in (first_call, selftest, opcheck, graph, overhe
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--section"]:
         print(json.dumps(SECTIONS[sys.argv[2]](*sys.argv[3:])))
-    elif len(sys.argv) == 3:
-        main(Path(sys.argv[1]), Path(sys.argv[2]))
+    elif len(sys.argv) >= 3:
+        main(Path(sys.argv[1]), Path(sys.argv[2]), *sys.argv[3:])
     else:
         sys.exit(__doc__)

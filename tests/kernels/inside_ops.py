@@ -58,7 +58,7 @@ def no_gpu():
 
 
 def hearth_call(name):
-    """The callable that the plugin would install, over our own op whatever else is installed."""
+    """The opaque call, over our own op whatever else is installed."""
     return ops._CALLS[name](ops.raw_function(name), ops.resolve(f"hearth::{name}"))
 
 
@@ -178,6 +178,42 @@ def test_compiled_call_is_the_direct_call(backend, dynamic):
         x = torch.randn(rows, 128, dtype=torch.bfloat16)
         for got, want in zip(compiled(x, torch.ones(1)), forward(x, torch.ones(1)), strict=True):
             assert torch.equal(got.nan_to_num(), want.nan_to_num())
+
+
+def test_an_eager_call_goes_past_the_dispatcher():
+    opaque = []
+    call = ops._when_traced(ops.raw_function("fp4_quantize"), lambda *a, **k: opaque.append(a))
+    x = torch.randn(16, 64, dtype=torch.bfloat16)
+    assert describe(call(x, torch.ones(1))) == describe(ops.raw_function("fp4_quantize")(x, torch.ones(1)))
+    assert opaque == []
+
+
+def test_fake_tensors_and_keyword_inputs_go_to_the_op():
+    call = ops._when_traced(ops.raw_function("fp4_quantize"), hearth_call("fp4_quantize"))
+    x = torch.randn(16, 64, dtype=torch.bfloat16)
+    want = describe(call(x, torch.ones(1)))
+    assert describe(call(input=x, global_scale=torch.ones(1))) == want
+    with FakeTensorMode() as mode:
+        assert describe(call(mode.from_tensor(x), mode.from_tensor(torch.ones(1)))) == want
+
+
+@pytest.mark.parametrize("name", ALL_OPS)
+def test_what_is_installed_is_opaque_to_dynamo(name):
+    """Whole graph, with the op as one node in it."""
+    torch._dynamo.reset()
+    call = ops._when_traced(ops.raw_function(name), hearth_call(name))
+    graphs = []
+
+    def backend(graph, inputs):
+        graphs.append([str(node.target) for node in graph.graph.nodes])
+        return graph.forward
+
+    x = torch.randn(32, 64, dtype=torch.bfloat16)
+    if name == "block_scale_interleave":
+        x = torch.zeros(128, 4, dtype=torch.uint8)
+    args = (x, torch.ones(1)) if name in ("fp4_quantize", "nvfp4_quantize") else (x,)
+    torch.compile(lambda *a: call(*a), fullgraph=True, backend=backend)(*args)
+    assert f"hearth.{name}.default" in graphs[0]
 
 
 def test_shapes_stay_symbolic_in_rows():

@@ -2,8 +2,9 @@
 
 FlashInfer's own `register_custom_op` returns the function unchanged, so Dynamo traces into its JIT
 machinery and stops at a subprocess, then at `os.stat`, then at a tvm_ffi call. An op that Dynamo can't
-look into ends that. The low-level `torch.library.Library` path costs 2.5 us a call on an H200, the
-`custom_op` decorator 13 (shared measurements: docs/benchmarks).
+look into ends that. Outside of a trace nothing needs it, so an eager call goes to FlashInfer directly: the
+dispatcher adds 20 % to a call by the low-level `torch.library.Library` path, 70 % by the decorator
+(an H200, docs/benchmarks/kernels-h200.md).
 
 In, because SGLang <= 0.5.11 calls them raw in a forward pass, or a model's own code may:
   fp4_quantize              ModelOptFp4LinearMethod.apply, the token dispatchers
@@ -21,6 +22,7 @@ torch and flashinfer are imported inside the functions: this module imports wher
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -100,7 +102,7 @@ def fp4_quantize_op() -> Op:
     existing = _existing_fp4_quantize()
     if existing is None:
         return register()["fp4_quantize"]
-    return Op("fp4_quantize", existing, raw, _keyword_call(raw, resolve(existing)))
+    return Op("fp4_quantize", existing, raw, _when_traced(raw, _keyword_call(raw, resolve(existing))))
 
 
 def raw_function(name: str) -> Callable[..., Any]:
@@ -150,11 +152,26 @@ def _existing_fp4_quantize() -> str | None:
 def _make(name: str, raw: Callable[..., Any], traits: Traits) -> Op:
     existing = _existing_fp4_quantize() if name == "fp4_quantize" else None
     if existing is not None:
-        return Op(name, existing, raw, _keyword_call(raw, resolve(existing)))
+        return Op(name, existing, raw, _when_traced(raw, _keyword_call(raw, resolve(existing))))
     definition = _DEFINITIONS[name](raw, traits)
     qualname = f"{NAMESPACE}::{name}"
     _define(name, definition)
-    return Op(name, qualname, raw, _CALLS[name](raw, resolve(qualname)))
+    return Op(name, qualname, raw, _when_traced(raw, _CALLS[name](raw, resolve(qualname))))
+
+
+def _when_traced(raw: Callable[..., Any], opaque: Callable[..., Any]) -> Callable[..., Any]:
+    """`opaque` for a compiler and for tensors that aren't plain (fake ones), `raw` for all other calls."""
+    import torch
+
+    compiling, plain = torch.compiler.is_compiling, torch.Tensor
+
+    @functools.wraps(opaque)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if compiling() or not args or type(args[0]) is not plain:
+            return opaque(*args, **kwargs)
+        return raw(*args, **kwargs)
+
+    return call
 
 
 def _define(name: str, definition: _Definition) -> None:
