@@ -55,6 +55,7 @@ class BundleStore:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._sweep()
+            self.prune(*self.names()[-1:])  # before, too: limits that were lowered make room on a full disk
             aside = self.folder / f"{_ASIDE}{os.getpid()}-{time.monotonic_ns()}"
             try:
                 _fill(aside, files)

@@ -8,6 +8,7 @@ import os
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from hearth import __version__
@@ -124,7 +125,7 @@ class Reporter:
         """In a thread of its own: disks and interpreters may be slow."""
         if not self._versions:
             self._versions = {**versions(self._config.engine.python), **_configured(self._config)}
-        full = Report(**{**vars(report), "versions": self._versions})
+        full = replace(report, versions=self._versions)
         return self._store.write(
             report.snapshot.at, report.failure.kind.value, bundle_files(full, self.redact)
         ).name

@@ -175,6 +175,6 @@ def _installed(python: str) -> dict[str, Any]:
 def _kernel_driver() -> str | None:
     """The loaded kernel module's own version, which differs from the library's after a half-done upgrade."""
     try:
-        return Path("/proc/driver/nvidia/version").read_text(encoding="utf-8").partition("\n")[0]
+        return Path("/proc/driver/nvidia/version").read_text(encoding="utf-8").partition("\n")[0].strip()
     except OSError:
         return None

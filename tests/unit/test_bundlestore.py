@@ -107,6 +107,14 @@ def test_a_full_disk_is_one_error_and_leaves_nothing(store, monkeypatch):
     assert [entry.name for entry in store.folder.iterdir()] == [kept]
 
 
+def test_lowered_limits_make_room_before_a_new_one_is_written(tmp_path, monkeypatch):
+    written = [BundleStore(tmp_path, 50, 500_000_000).write(AT + n, "oom", FILES).name for n in range(4)]
+    monkeypatch.setattr(bundlestore, "_fill", lambda *_: os.close(-1))
+    with pytest.raises(StateError):
+        BundleStore(tmp_path, 2, 500_000_000).write(AT + 9, "oom", FILES)
+    assert bundle_names(tmp_path) == written[2:]
+
+
 def test_a_file_in_the_folders_place_is_one_error(tmp_path):
     (tmp_path / "failures").write_text("")
     with pytest.raises(StateError, match="can't be written"):
