@@ -143,6 +143,7 @@ def test_not_found_passes_through():
         ({"Status": "exited", "ExitCode": 76, "OOMKilled": False}, Gone(76)),
         ({"Status": "exited", "ExitCode": 137, "OOMKilled": True}, Gone(137, oom=True)),
         ({"Status": "dead", "ExitCode": 0}, Gone(0)),
+        ({"Status": "removing", "ExitCode": 137}, Gone(None)),
     ],
 )
 def test_inspect_is_read(state, seen):

@@ -6,8 +6,10 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,8 @@ from hearth.host.spec import CONFIG_TARGET, OWN, SECRETS_TARGET, USER_ID, Contai
 LABEL = f"{OWN}.unit"
 """Label that marks a container as the launcher's; its value is the container's name."""
 CDI_ALL = "nvidia.com/gpu=all"
+_REMOVAL = 20.0
+"""Seconds that a removal begun by somebody else may take."""
 
 
 @dataclass(frozen=True)
@@ -146,7 +150,7 @@ class Containers:
             try:
                 self._client.api.kill(container_id, name)
             except APIError as error:
-                if error.status_code != 409:  # 409: it doesn't run
+                if error.status_code != HTTPStatus.CONFLICT:  # that is: it doesn't run
                     raise
 
     def remove(self, container_id: str) -> None:
@@ -181,7 +185,9 @@ class Containers:
 def state_of(inspected: dict[str, Any]) -> Running | Gone:
     """Running or ended, from what `docker inspect` says (pure)."""
     state = inspected.get("State") or {}
-    if state.get("Status") in ("exited", "dead", "removing"):
+    if state.get("Status") == "removing":
+        return Gone(None)
+    if state.get("Status") in ("exited", "dead"):
         return Gone(int(state.get("ExitCode") or 0), bool(state.get("OOMKilled")))
     networks = (inspected.get("NetworkSettings") or {}).get("Networks") or {}
     return Running(next((str(each["IPAddress"]) for each in networks.values() if each.get("IPAddress")), ""))
@@ -211,5 +217,15 @@ def _describes_gpus(folder: Path) -> bool:
 
 
 def _remove(container: Any) -> None:
+    """Remove it; where somebody else is at it already, wait until they are done."""
+    ends = time.monotonic() + _REMOVAL
     with contextlib.suppress(NotFound):
-        container.remove(force=True, v=True)
+        while True:
+            try:
+                container.remove(force=True, v=True)
+            except APIError as error:
+                if error.status_code != HTTPStatus.CONFLICT or time.monotonic() > ends:
+                    raise
+                time.sleep(0.5)
+            else:
+                return
