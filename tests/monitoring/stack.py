@@ -27,7 +27,7 @@ PACKAGES = {
     "amtool": "prometheus-alertmanager",
     "prometheus-node-exporter": "prometheus-node-exporter",
 }
-RANGES, WAITS = 12, 60
+RANGES, WAITS = 6, 60
 """How many times shorter the ranges and the waits of the rules are in the test."""
 LIMITS = {"restarts_per_hour": 2.0, "gpus": 2.0}
 START_LIMIT = 60.0
