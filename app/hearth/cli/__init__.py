@@ -1,60 +1,60 @@
-"""The `hearth` command: one file a verb. Verbs parse and print; the work is elsewhere."""
+"""The `hearth` command: one file a verb. Verbs parse and print; the work is elsewhere.
+
+A verb's file is imported when it is called: `hearth trace` runs where there is no Docker SDK, and `hearth serve`
+doesn't wait for what a deploy needs.
+"""
 
 from __future__ import annotations
 
 import sys
+from importlib import import_module
+from typing import Any
 
 import typer
+from typer.core import TyperGroup
+from typer.main import get_command
 
 from hearth import __version__
-from hearth.cli import (
-    bake,
-    deploy,
-    doctor,
-    explain,
-    failures,
-    host,
-    image,
-    kernels,
-    launch,
-    lock,
-    plan,
-    promote,
-    release,
-    releases,
-    rollback,
-    serve,
-    status,
-    trace,
-    warm,
-)
 from hearth.errors import ExitCode, HearthError
 
+VERBS = (
+    *("serve", "launch", "status", "explain", "doctor", "failures", "plan", "promote"),
+    *("trace", "bake", "warm", "kernels", "fetch", "image"),
+    *("deploy", "rollback", "releases", "lock", "host", "release"),
+)
+"""In the order of `hearth --help`: running, kernels and weights, deploying."""
+
+
+class Verbs(TyperGroup):
+    """The verbs by name, each from its own file: a function `NAME`, or a group of verbs `NAME_app`."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Every verb's name."""
+        return list(VERBS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """The verb of that name, or None."""
+        if cmd_name not in VERBS:
+            return None
+        module = import_module(f"hearth.cli.{cmd_name}")
+        one = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+        one.callback()(lambda: None)
+        if hasattr(module, f"{cmd_name}_app"):
+            one.add_typer(getattr(module, f"{cmd_name}_app"), name=cmd_name)
+        else:
+            one.command(cmd_name)(getattr(module, cmd_name))
+        group = get_command(one)
+        assert isinstance(group, TyperGroup)
+        return group.commands[cmd_name]
+
+
 app = typer.Typer(
+    cls=Verbs,
     help="Runs an SGLang engine with the graph plan you asked for, and keeps it serving.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-app.command()(serve.serve)
-app.command()(launch.launch)
-app.command()(status.status)
-app.command()(explain.explain)
-app.command()(doctor.doctor)
-app.command()(failures.failures)
-app.command()(plan.plan)
-app.command()(promote.promote)
-app.command()(trace.trace)
-app.command()(bake.bake)
-app.command()(warm.warm)
-app.add_typer(kernels.kernels_app, name="kernels")
-app.add_typer(image.image_app, name="image")
-app.add_typer(release.release_app, name="release")
-app.command()(deploy.deploy)
-app.command()(rollback.rollback)
-app.command()(releases.releases)
-app.command()(lock.lock)
-app.add_typer(host.host_app, name="host")
 
 
 @app.callback(invoke_without_command=True)
