@@ -243,6 +243,8 @@ class Site:
                 each.send_signal(signal.SIGKILL)
                 each.wait()
         self.engine.docker("rm", "--force", self.name, check=False)
+        tags = [f"hearth-release:{path.name}" for path in self.releases.glob("2*")]
+        self.engine.docker("image", "rm", *tags, check=False)
         self.systemd.close()
         print(
             (self.folder / "log").read_text() if (self.folder / "log").exists() else "no launcher was started"

@@ -29,6 +29,17 @@ PROGRAM = """#!/bin/sh
 export PYTHONPATH=/opt/hearth/app:/opt/hearth/site
 exec /usr/bin/python3 -m hearth "$@"
 """
+# systemd hands credentials over by a mount that has to reach its own namespace. On a machine it makes the root
+# shared for that by itself; in a container it leaves the root as Docker made it: private.
+SHARED = """[Unit]
+DefaultDependencies=no
+Before=sysinit.target
+[Service]
+Type=oneshot
+ExecStart=/bin/mount --make-rshared /
+[Install]
+WantedBy=sysinit.target
+"""
 SECRET = "correct-horse-battery"
 
 
@@ -144,6 +155,8 @@ def _set_up(host: Host, engine: Engine) -> None:
     words = ["ssh", *host.machine.ssh_words, "-i", str(host.machine.key), f"root@{host.machine.address}"]
     subprocess.run([*words, "docker load --quiet"], stdin=saved.stdout, check=True, stdout=subprocess.DEVNULL)
     assert saved.wait() == 0
+    host.put("/etc/systemd/system/shared-root.service", SHARED)
+    host.run("systemctl enable --now shared-root 2>&1")
     host.put("/opt/hearth/bin/hearth", PROGRAM, "755")
     host.put("/opt/standin/supervisor.py", (HERE / "supervisor.py").read_text())
     host.put("/etc/hearth/secrets/api_key", SECRET, "600")
