@@ -29,8 +29,8 @@ PROGRAM = """#!/bin/sh
 export PYTHONPATH=/opt/hearth/app:/opt/hearth/site
 exec /usr/bin/python3 -m hearth "$@"
 """
-# systemd hands credentials over by a mount that has to reach its own namespace. On a machine it makes the root
-# shared for that by itself; in a container it leaves the root as Docker made it: private.
+# systemd hands credentials over by a mount that has to reach its own namespace. On a machine it makes the
+# root shared for that by itself; in a container it leaves the root as Docker made it: private.
 SHARED = """[Unit]
 DefaultDependencies=no
 Before=sysinit.target
