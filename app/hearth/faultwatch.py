@@ -1,4 +1,4 @@
-"""Turns what the driver reports in the kernel log into the board's fault and `hearth_gpu_fault`."""
+"""Turns the errors that the driver reports (Xid) into the board's fault and `hearth_gpu_fault`."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from hearth.board import Board
 from hearth.host.kernellog import KernelLog
+from hearth.host.nvmlevents import NvmlEvents
 from hearth.host.xid import Xid, gpu_index
 from hearth.metrics import Metrics
 
@@ -18,19 +19,24 @@ class FaultWatch:
 
     def __init__(self, board: Board, metrics: Metrics, addresses: Sequence[str]) -> None:
         self._board, self._metrics, self._addresses = board, metrics, addresses
-        self._log = KernelLog(self.on_xid)
+        self._log, self._events = KernelLog(self.on_xid), NvmlEvents(self.on_xid)
 
     def start(self) -> None:
-        """Begin; where the kernel log may not be read, say so once and leave the metric out."""
-        reason = self._log.start()
-        if reason:
-            log.info("GPU errors (Xid) are not watched: %s. `hearth_gpu_fault` is left out.", reason)
-        else:
-            self._metrics.watch_gpus([str(index) for index in range(len(self._addresses))])
+        """Begin with the kernel log, else with NVML; without either say so once and leave the metric out."""
+        closed = self._log.start()
+        blind = self._events.start() if closed else ""
+        if blind:
+            log.info(
+                "GPU errors (Xid) are not watched, `hearth_gpu_fault` is left out: %s; %s", closed, blind
+            )
+            return
+        log.info("GPU errors (Xid) are watched in %s.", "NVML's events" if closed else "the kernel log")
+        self._metrics.watch_gpus([str(index) for index in range(len(self._addresses))])
 
     def close(self) -> None:
         """Stop watching."""
         self._log.close()
+        self._events.close()
 
     def on_xid(self, xid: Xid) -> None:
         """A fatal one on a card of ours is the engine's failure; another is said and no more."""

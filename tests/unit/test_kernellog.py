@@ -1,13 +1,17 @@
-"""The kernel log is followed: through a pipe in its place, and the real one where this machine has it."""
+"""Errors of GPUs: from the kernel log (a pipe in its place, and the real one), and from NVML (made up)."""
 
 import asyncio
 import contextlib
 import logging
 import os
+import time
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import pynvml
 import pytest
 
 from hearth.board import Board
@@ -18,6 +22,7 @@ from hearth.faultwatch import FaultWatch
 from hearth.host import kernellog
 from hearth.host.gpu import Gpus
 from hearth.host.kernellog import KernelLog, message
+from hearth.host.nvmlevents import NvmlEvents
 from hearth.host.xid import Xid
 from hearth.ladder import GraphPlan
 from hearth.metrics import Metrics
@@ -80,6 +85,7 @@ async def test_without_the_log_the_metric_is_absent_and_that_is_said_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(kernellog, "PATH", tmp_path / "none")
+    monkeypatch.setattr(pynvml, "nvmlInit", _no_nvml)
     caplog.set_level(logging.INFO)
     metrics = Metrics()
     watch = FaultWatch(Board(PLAN, PLAN), metrics, ADDRESSES)
@@ -106,6 +112,104 @@ async def test_which_card_it_was(pipe: tuple[Path, int], monkeypatch: pytest.Mon
     assert board.gpu_fault is not None
     assert board.gpu_fault.number == 79
     watch.close()
+
+
+def _no_nvml() -> None:
+    raise pynvml.NVMLError_LibraryNotFound()
+
+
+@dataclass
+class Nvml:
+    """NVML's events, made up: (card, Xid) to report, and what each card says about its recovery."""
+
+    events: list[tuple[int, int]] = field(default_factory=list)
+    recovery: dict[int, int] = field(default_factory=dict)
+    broken: bool = False
+
+    def wait(self, _set: object, _ms: int) -> SimpleNamespace:
+        if self.broken:
+            raise pynvml.NVMLError_Unknown()
+        if not self.events:
+            time.sleep(0.01)
+            raise pynvml.NVMLError_Timeout()
+        card, number = self.events.pop(0)
+        return SimpleNamespace(device=card, eventData=number)
+
+    def value(self, card: int, _ids: list[int]) -> list[SimpleNamespace]:
+        value = SimpleNamespace(uiVal=self.recovery.get(card, 0))
+        return [SimpleNamespace(nvmlReturn=pynvml.NVML_SUCCESS, value=value)]
+
+
+@pytest.fixture
+def nvml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Nvml:
+    """A machine without a kernel log to read, with two cards that NVML knows."""
+    made_up = Nvml()
+    monkeypatch.setattr(kernellog, "PATH", tmp_path / "none")
+    fakes = {
+        "nvmlInit": lambda: None,
+        "nvmlShutdown": lambda: None,
+        "nvmlEventSetCreate": object,
+        "nvmlEventSetFree": lambda _set: None,
+        "nvmlDeviceGetCount": lambda: 2,
+        "nvmlDeviceGetHandleByIndex": lambda index: index,
+        "nvmlDeviceRegisterEvents": lambda *_: None,
+        "nvmlDeviceGetPciInfo": lambda card: SimpleNamespace(busId=ADDRESSES[card].encode()),
+        "nvmlEventSetWait_v2": made_up.wait,
+        "nvmlDeviceGetFieldValues": made_up.value,
+    }
+    for name, fake in fakes.items():
+        monkeypatch.setattr(pynvml, name, fake)
+    return made_up
+
+
+async def test_without_the_kernel_log_nvml_is_the_witness(nvml: Nvml) -> None:
+    board, metrics = Board(PLAN, PLAN), Metrics()
+    watch = FaultWatch(board, metrics, ADDRESSES)
+    watch.start()
+    assert b'hearth_gpu_fault{gpu="1"} 0.0' in metrics.render()
+    nvml.events.append((1, 31))
+    await until(lambda: not nvml.events)
+    nvml.events.append((1, 79))
+    await until(lambda: board.gpu_fault is not None)
+    assert board.gpu_fault is not None
+    assert (board.gpu_fault.number, board.gpu_fault.line) == (79, "NVML: Xid 79 on 00000000:C1:00.0")
+    assert b'hearth_gpu_fault{gpu="1"} 1.0' in metrics.render()
+    watch.close()
+
+
+@pytest.mark.parametrize(
+    ("number", "recovery", "fatal"),
+    [(154, 2, True), (154, 0, False), (154, 3, False), (999, 1, True), (45, 0, False)],
+)
+async def test_the_driver_says_whether_a_card_must_be_reset(
+    nvml: Nvml, number: int, recovery: int, fatal: bool
+) -> None:
+    found: list[Xid] = []
+    nvml.recovery[0] = recovery
+    events = NvmlEvents(found.append)
+    assert events.start() == ""
+    nvml.events.append((0, number))
+    await until(lambda: found)
+    assert found[0].fatal is fatal
+    events.close()
+
+
+async def test_nvml_that_breaks_ends_the_watch_and_nothing_else(
+    nvml: Nvml, caplog: pytest.LogCaptureFixture
+) -> None:
+    nvml.broken = True
+    events = NvmlEvents(print)
+    assert events.start() == ""
+    await until(lambda: "can't be followed any more" in caplog.text)
+    events.close()
+
+
+async def test_cards_that_report_no_events(nvml: Nvml, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise pynvml.NVMLError_NotSupported()
+
+    monkeypatch.setattr(pynvml, "nvmlDeviceRegisterEvents", refuse)
+    assert NvmlEvents(print).start() == "NVML: no GPU that reports events"
 
 
 def _drained(writer: int) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -78,20 +78,22 @@ def parse(line: str) -> Xid | None:
     match = _LINE.search(line)
     if match is None:
         return None
-    number = int(match[2])
-    known = table().get(number)
     shown = " ".join(line[match.start() :].split())[:400]
+    return _built(match[1].lower(), int(match[2]), _asks_for_recovery(match[3]), shown)
+
+
+def from_number(bus: str, number: int, recovery: bool) -> Xid:
+    """An Xid of which only number and card are known; `recovery`: the driver asks for a reset or a reboot."""
+    found = _built(bus.lower(), number, recovery, f"NVML: Xid {number} on {bus}")
+    return replace(found, fatal=found.fatal or recovery)
+
+
+def _built(bus: str, number: int, by_text: bool, shown: str) -> Xid:
+    known = table().get(number)
     if known is None:
-        return Xid(
-            match[1].lower(),
-            number,
-            False,
-            "not in Hearth's table",
-            "look it up in NVIDIA's Xid catalog",
-            shown,
-        )
-    fatal = _asks_for_recovery(match[3]) if known.fatal is None else known.fatal
-    return Xid(match[1].lower(), number, fatal, known.meaning, known.do, shown)
+        return Xid(bus, number, False, "not in Hearth's table", "look it up in NVIDIA's Xid catalog", shown)
+    fatal = by_text if known.fatal is None else known.fatal
+    return Xid(bus, number, fatal, known.meaning, known.do, shown)
 
 
 def _asks_for_recovery(rest: str) -> bool:
