@@ -2,9 +2,9 @@
 
     python3 tests/gpu/engine/payload.py OUT.tar.xz [--wheels FOLDER]
 
-The GPU machine has Python 3.12 and torch 2.11.0+cu130 with what usually lies beside them; SGLang 0.5.17 is the
-newest release that pins that torch. From PyPI comes what is missing there, cut down to what a text model on
-Hopper needs: no multimodal code, no FA3, no kernels for other GPUs. Whoever has a network installs
+The GPU machine has Python 3.12 and torch 2.11.0+cu130 with what usually lies beside them; SGLang 0.5.17 is
+the newest release that pins that torch. From PyPI comes what is missing there, cut down to what a text
+model on Hopper needs: no multimodal code, no FA3, no kernels for other GPUs. Whoever has a network installs
 `sglang==0.5.17` instead. Unpacked: `site/` for PYTHONPATH, `bin/` (py-spy) for PATH.
 """
 
@@ -34,11 +34,52 @@ PINNED = (
     "pydantic-core==2.50.5",
 )
 OTHERS = (
-    *("annotated-doc", "annotated-types", "compressed-tensors", "dill", "distro", "docstring-parser", "easydict"),
-    *("fastapi", "gguf", "httptools", "importlib_metadata", "jiter", "jsonschema", "jsonschema-specifications"),
-    *("kernels<0.15", "llguidance<2", "loguru", "msgspec", "opentelemetry-api", "orjson", "partial_json_parser"),
-    *("py-spy", "pybase64", "python-dotenv", "python-multipart", "pyzmq", "referencing", "rpds-py", "setproctitle"),
-    *("sniffio", "starlette", "torch_memory_saver", "typing-inspection", "uvicorn", "watchfiles", "websockets"),
+    *(
+        "annotated-doc",
+        "annotated-types",
+        "compressed-tensors",
+        "dill",
+        "distro",
+        "docstring-parser",
+        "easydict",
+    ),
+    *(
+        "fastapi",
+        "gguf",
+        "httptools",
+        "importlib_metadata",
+        "jiter",
+        "jsonschema",
+        "jsonschema-specifications",
+    ),
+    *(
+        "kernels<0.15",
+        "llguidance<2",
+        "loguru",
+        "msgspec",
+        "opentelemetry-api",
+        "orjson",
+        "partial_json_parser",
+    ),
+    *(
+        "py-spy",
+        "pybase64",
+        "python-dotenv",
+        "python-multipart",
+        "pyzmq",
+        "referencing",
+        "rpds-py",
+        "setproctitle",
+    ),
+    *(
+        "sniffio",
+        "starlette",
+        "torch_memory_saver",
+        "typing-inspection",
+        "uvicorn",
+        "watchfiles",
+        "websockets",
+    ),
     *("zipp", "zstandard"),
     *("cyclonedx-python-lib", "docker", "wrapt"),  # Hearth's own, for its command line
 )
@@ -52,7 +93,7 @@ DROPPED = re.compile(
     r"|sgl_kernel/(flash_ops|infllm_ops|flashmla_ops|sm100/|spatial_ops)"
     r"|xgrammar/lib/.*\.a$|.*/include/.*\.a$"
     r"|flashinfer/data/(cutlass/(test|examples|tools|docs|media|python)|csrc/(fused_moe|xqa))/"
-    r"|.*/tests?/.*|.*\.(pyi|c|pyx|md|rst)$|.*\.dist-info/(RECORD|licenses/.*|sboms/.*)$"
+    r"|.*/tests?/.*|.*\.(pyi|c|pyx|md|rst)$|.*\.dist-info/(licenses/.*|sboms/.*)$"
 )
 # Packages that are imported by name and never used here.
 STUBS = {
@@ -112,7 +153,7 @@ def pack(wheels: Path, out: Path) -> int:
     """Write the archive; the number of files in it. The same wheels give the same bytes."""
     count = 0
     out.parent.mkdir(parents=True, exist_ok=True)
-    with tarfile.open(out, "w:xz", preset=9) as archive:
+    with tarfile.open(out, "w:xz", preset=6) as archive:
         for name, content, mode in files(wheels):
             member = tarfile.TarInfo(name)
             member.size, member.mode = len(content), mode
