@@ -82,7 +82,7 @@ def test_a_hang_in_capture_leaves_stacks_and_the_step_down_is_told(hearth: Heart
     hearth.config["notify"] = {"url_file": str(hearth.folder / "url")}
     hearth.config["engine"]["env"]["HEARTH_FAULT"] = "capture_hang"
     hearth.config["limits"]["phases"] = {"capture_prefill": {"silence": 15}}
-    hearth.config["canary"].update(interval=5, timeout=20)
+    hearth.config["canary"].update(interval=5, timeout=30)
     hearth.start()
     status = hearth.wait_ready()
     (bundle,) = bundles(hearth)
@@ -117,7 +117,7 @@ def test_a_hang_in_capture_leaves_stacks_and_the_step_down_is_told(hearth: Heart
 def test_a_stopped_scheduler_leaves_its_stack_too(hearth: Hearth) -> None:
     stopped = hearth.scheduler()
     stopped.send_signal(signal.SIGSTOP)
-    status = hearth.wait_until("the hang", lambda s: len(s["failures"]) == 2, 180)
+    status = hearth.wait_until("the hang", lambda s: len(s["failures"]) == 2, 300)
     assert (status["failures"][-1]["kind"], status["failures"][-1]["phase"]) == ("hang", "serving")
     stacks = (bundles(hearth)[-1] / "stacks.txt").read_text()
     (mine,) = [part for part in stacks.split("== process ") if part.startswith(f"{stopped.pid}:")]
