@@ -9,7 +9,8 @@ from hearth.failure import FailureKind, Phase
 from hearth.host import xid
 from hearth.host.checks_xid import standing
 
-# line, bus, number, fatal. Wordings from NVIDIA's documentation and public reports.
+# line, bus, number, fatal. Wordings from NVIDIA's documentation and public reports; the 0000:00:07 one was
+# provoked on an H200 (driver 580.159.04).
 LINES = [
     ("NVRM: Xid (PCI:0000:01:00): 79, GPU has fallen off the bus.", "0000:01:00", 79, True),
     (
@@ -17,6 +18,12 @@ LINES = [
         "0000:c1:00",
         79,
         True,
+    ),
+    (
+        "[   54.513745] NVRM: Xid (PCI:0000:00:07): 31, pid=794, name=python3, channel 0x0000000a, intr 00000000.",
+        "0000:00:07",
+        31,
+        False,
     ),
     ("[ 966.503025] NVRM: Xid (0000:01:00): 31, Ch 0000000b, engmask 00000120", "0000:01:00", 31, False),
     ("NVRM: Xid (PCI:0000:01:00): 8, pid=48694, name=python3, channel 0x00000008", "0000:01:00", 8, True),
