@@ -30,6 +30,7 @@ from monitoring.query import Prometheus, Series, fill_in
 INK, PAPER, GRID = "#d8d9da", "#181b1f", "#2c3235"
 COLORS = ["#73bf69", "#f2cc0c", "#8ab8ff", "#ff780a", "#f2495c", "#5794f2", "#b877d9", "#705da0"]
 MOST = 12
+_NAMED = {"green": "#73bf69", "yellow": "#f2cc0c", "red": "#f2495c", "blue": "#8ab8ff"}
 _SCALES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
@@ -78,10 +79,19 @@ def draw(name: str, view: View, target: Path) -> None:
     """One dashboard to one PNG file."""
     rows = _lines(name)
     heights = [0.35 if isinstance(row, str) else max(panel.height for panel in row) / 4 for row in rows]
-    figure = plt.figure(figsize=(19, 1.25 * sum(heights) + 1), facecolor=PAPER)
-    figure.suptitle(BOARDS[name].TITLE, color="white", fontsize=17, x=0.03, ha="left")
+    tall = 1.25 * sum(heights) + 1
+    figure = plt.figure(figsize=(19, tall), facecolor=PAPER)
+    figure.suptitle(BOARDS[name].TITLE, color="white", fontsize=17, x=0.03, y=1 - 0.2 / tall, ha="left")
     grid = GridSpec(
-        len(rows), 24, figure, height_ratios=heights, hspace=0.75, wspace=2.2, left=0.03, right=0.99
+        len(rows),
+        24,
+        figure,
+        height_ratios=heights,
+        hspace=0.75,
+        wspace=2.2,
+        left=0.03,
+        right=0.99,
+        top=1 - 0.6 / tall,
     )
     marks = view.marks()
     for index, row in enumerate(rows):
@@ -146,7 +156,7 @@ def _day(at: float) -> float:
 def _stat(axes: Any, panel: Panel, series: list[tuple[str, Series]]) -> None:
     axes.set_xticks([])
     axes.set_yticks([])
-    words = {value: (word, color) for value, word, color in panel.names}
+    words = {value: (word, _NAMED.get(color, INK)) for value, word, color in panel.names}
     for index, (name, each) in enumerate(series[:2]):
         value = each.points[-1][1]
         text, color = words.get(f"{value:g}", (human(value, panel.unit), _color(panel, value)))
@@ -160,7 +170,7 @@ def _stat(axes: Any, panel: Panel, series: list[tuple[str, Series]]) -> None:
 
 def _color(panel: Panel, value: float) -> str:
     chosen = [color for at, color in panel.steps if at is None or value >= at][-1]
-    return {"green": "#73bf69", "yellow": "#f2cc0c", "red": "#f2495c", "blue": "#8ab8ff"}[chosen]
+    return _NAMED[chosen]
 
 
 def _states(axes: Any, panel: Panel, series: list[tuple[str, Series]]) -> None:

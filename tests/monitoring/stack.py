@@ -159,5 +159,6 @@ def node_exporter(folder: Path) -> Iterator[int]:
     (folder / "textfile").mkdir(parents=True, exist_ok=True)
     command = ["prometheus-node-exporter", f"--web.listen-address=127.0.0.1:{port}"]
     command += [f"--collector.textfile.directory={folder}/textfile"]
+    command += ["--collector.filesystem.mount-points-exclude=^/(dev|proc|run|sys|var/.+)($|/)"]
     with process(command, folder, f"http://127.0.0.1:{port}/metrics"):
         yield port

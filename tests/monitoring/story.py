@@ -39,7 +39,7 @@ class Story:
 
 
 class Load:
-    """Two clients that chat all the time, with ever new prompts."""
+    """Two clients that chat all the time, with ever new prompts; one of them streams."""
 
     def __init__(self, url: str) -> None:
         self._url = url
@@ -62,7 +62,7 @@ class Load:
             prompt = " ".join(words.choice(["red", "blue", "old", "tall", "far"]) for _ in range(60))
             # While the engine restarts nobody answers: that is part of the story.
             with contextlib.suppress(OSError):
-                ask(self._url, prompt, 40)
+                ask(self._url, prompt, 40, stream=seed == 1)
             self._stop.wait(0.3)
 
     def abort(self) -> None:
@@ -74,12 +74,12 @@ class Load:
             pass
 
 
-def ask(url: str, prompt: str, tokens: int) -> None:
+def ask(url: str, prompt: str, tokens: int, stream: bool = False) -> None:
     """A chat request, answered in whole."""
     body = {"model": "tiny", "messages": [{"role": "user", "content": prompt}], "max_tokens": tokens}
     request = urllib.request.Request(
         f"{url}/v1/chat/completions",
-        json.dumps({**body, "ignore_eos": True}).encode(),
+        json.dumps({**body, "ignore_eos": True, "stream": stream}).encode(),
         {"Content-Type": "application/json"},
     )
     with urllib.request.urlopen(request, timeout=60) as answer:
@@ -146,6 +146,7 @@ def live_through(hearth: Hearth, webhook: Webhook) -> None:
         hearth.wait_ready()
         wait_for_alert(webhook, "Degraded")
         wait_for_alert(webhook, "CrashLoop")
+        time.sleep(12)
 
 
 def wait_for_alert(webhook: Webhook, name: str) -> None:

@@ -65,7 +65,8 @@ def host_samples(root: Path, refused: bool) -> Iterator[Sample]:
     yield "hearth_host_metrics_timestamp_seconds", {}, time.time()
     yield "hearth_host_gpus_on_bus", {}, on_bus(root)
     module, library = driver_versions(root)
-    yield "hearth_host_driver_info", {"module": module, "library": library}, 1
+    # Prometheus drops a label that is empty.
+    yield "hearth_host_driver_info", {"module": module or "none", "library": library or "none"}, 1
     differ = bool(module and library and module != library)
     yield "hearth_host_driver_mismatch", {}, float(differ or refused)
 
