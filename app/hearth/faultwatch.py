@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from hearth.board import Board
 from hearth.host.kernellog import KernelLog
-from hearth.host.nvmlevents import NvmlEvents
+from hearth.host.nvmlevents import NvmlEvents, standing
 from hearth.host.xid import Xid, gpu_index
 from hearth.metrics import Metrics
 
@@ -32,6 +32,8 @@ class FaultWatch:
             return
         log.info("GPU errors (Xid) are watched in %s.", "NVML's events" if closed else "the kernel log")
         self._metrics.watch_gpus([str(index) for index in range(len(self._addresses))])
+        for xid in standing():  # a card that was lost before we were started
+            self.on_xid(xid)
 
     def close(self) -> None:
         """Stop watching."""

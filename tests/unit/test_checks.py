@@ -140,6 +140,7 @@ CASES = [
     (smi("<current_link_width>16x", "<current_link_width>8x"), "gpu.pcie", "warn", "x8 of x16"),
     (smi("<max_link_gen>5", "<max_link_gen>4"), "gpu.pcie", "warn", "generation 4 only"),
     (smi("<performance_state>P8", "<performance_state>P0"), "gpu.pcie", "warn", "generation 1 while in P0"),
+    (smi("<total>131072 MiB", "<total>256 MiB"), "gpu.bar1", "warn", "256 of 97887 MiB"),
     (smi("<state>N/A", "<state>In Progress"), "gpu.fabric", "fail", "In Progress"),
     (said(DRIVERLESS), "gpu.driver", "fail", "couldn't communicate"),
     (said(MISMATCH), "gpu.driver", "fail", "version mismatch"),

@@ -194,6 +194,17 @@ def test_no_output_of_the_script_raises(parts: list[str]) -> None:
     assert deep.judge(Output("".join(parts))).id == "deep.allreduce"
 
 
+def test_cards_in_use_are_left_alone(tmp_path: Path) -> None:
+    smi = (HEALTHY / "nvidia_smi.txt").read_text().replace("<used>0 MiB", "<used>70000 MiB", 1)
+    facts = recorded(tmp_path, nvidia_smi=smi)
+    done = CliRunner().invoke(app, ["doctor", "--facts", facts, "--deep", "--json"])
+    last = json.loads(done.output)["checks"][-1]
+    assert (last["id"], last["status"]) == ("deep.allreduce", "skip")
+    assert "in use" in last["why"]
+    none = CliRunner().invoke(app, ["doctor", "--facts", facts, "--deep", "--gpu", "none", "--json"])
+    assert json.loads(none.output)["checks"][-1]["why"] == "gpu: none"
+
+
 def test_an_interpreter_without_torch_is_skipped_with_the_reason() -> None:
     check = deep.check(sys.executable)
     assert check.status == "skip"

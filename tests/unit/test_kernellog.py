@@ -194,6 +194,18 @@ async def test_the_driver_says_whether_a_card_must_be_reset(
     events.close()
 
 
+async def test_a_card_that_was_lost_before_is_known_at_once(nvml: Nvml) -> None:
+    nvml.recovery[1] = 2
+    board, metrics = Board(PLAN, PLAN), Metrics()
+    watch = FaultWatch(board, metrics, ADDRESSES)
+    watch.start()
+    assert board.gpu_fault is not None
+    assert (board.gpu_fault.number, board.gpu_fault.bus) == (154, "00000000:c1:00.0")
+    assert b'hearth_gpu_fault{gpu="0"} 0.0' in metrics.render()
+    assert b'hearth_gpu_fault{gpu="1"} 1.0' in metrics.render()
+    watch.close()
+
+
 async def test_nvml_that_breaks_ends_the_watch_and_nothing_else(
     nvml: Nvml, caplog: pytest.LogCaptureFixture
 ) -> None:

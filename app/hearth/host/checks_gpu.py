@@ -35,6 +35,7 @@ _IDS = (
     "persistence",
     "power",
     "pcie",
+    "bar1",
     "fabric",
 )
 
@@ -85,7 +86,7 @@ def judge(facts: Facts, wanted: Wanted) -> list[Check]:
     if not smi.gpus:
         return [_silent(smi), *_blind(names)]
     verdicts = [
-        _count, _name, _version, _recovery, _memory, _ecc, _mig, _persistence, _power, _pcie, _fabric,
+        _count, _name, _version, _recovery, _memory, _ecc, _mig, _persistence, _power, _pcie, _bar1, _fabric,
     ]  # fmt: skip
     return [_talks(smi), *(verdict(smi, wanted) for verdict in verdicts)]
 
@@ -185,8 +186,13 @@ def _recovery(smi: Smi, wanted: Wanted) -> Check:
     return passed("gpu.recovery", "no GPU asks for a reset or a reboot")
 
 
+def in_use(smi: Smi) -> list[Gpu]:
+    """The cards whose memory somebody holds."""
+    return [gpu for gpu in smi.gpus if gpu.used_mib > STRANGER_MIB or gpu.holders]
+
+
 def _memory(smi: Smi, wanted: Wanted) -> Check:
-    held = [gpu for gpu in smi.gpus if gpu.used_mib > STRANGER_MIB or gpu.holders]
+    held = in_use(smi)
     holders = [holder for gpu in held for holder in gpu.holders]
     if held and holders and all(any(word in h.name.lower() for word in _OURS) for h in holders):
         return passed("gpu.memory", f"held by the engine: {_who(held)}")
@@ -297,6 +303,18 @@ def _link(gpu: Gpu, wanted: Wanted) -> str:
     if busy and gpu.link_gen is not None and gpu.link_gen < wanted.link_gen:
         return f"{gpu.label}: generation {gpu.link_gen:g} while in {gpu.pstate}"
     return ""
+
+
+def _bar1(smi: Smi, wanted: Wanted) -> Check:
+    small = [gpu for gpu in smi.gpus if gpu.bar1_mib is not None and gpu.bar1_mib < gpu.total_mib]
+    if small:
+        return warned(
+            "gpu.bar1",
+            listed(f"{gpu.label}: {gpu.bar1_mib:g} of {gpu.total_mib:g} MiB" for gpu in small),
+            "other cards can't reach the memory beyond: no peer-to-peer, all-reduce goes through the host",
+            "switch Above 4G decoding and Resizable BAR on in the BIOS",
+        )
+    return passed("gpu.bar1", "all of each card's memory can be reached over PCIe")
 
 
 def _fabric(smi: Smi, wanted: Wanted) -> Check:

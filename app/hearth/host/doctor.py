@@ -11,9 +11,11 @@ from hearth.config import Config
 from hearth.config_types import argument_name
 from hearth.host import deep
 from hearth.host.checks import judge
-from hearth.host.checks_base import GIB, Check, Facts, Output, Room, Wanted, skipped
+from hearth.host.checks_base import GIB, NOTHING, Check, Facts, Output, Room, Wanted, skipped
+from hearth.host.checks_gpu import in_use
 from hearth.host.checks_runtime import docker_info
 from hearth.host.collect import LIMIT, ask_disks, collect
+from hearth.host.smi import read
 
 DOCKER_ROOT = "/var/lib/docker"
 _MODELS = "/var/lib/hearth/models"
@@ -96,4 +98,6 @@ def examine(facts: Facts, wanted: Wanted, python: str | None) -> list[Check]:
         return checks
     if wanted.gpus == 0:
         return [*checks, skipped(deep.NAME, "gpu: none")]
+    if in_use(read(facts.get("nvidia_smi", NOTHING).text)):
+        return [*checks, skipped(deep.NAME, "the GPUs are in use: see gpu.memory", "stop the engine first")]
     return [*checks, deep.check(python)]

@@ -25,6 +25,20 @@ _NEEDS = frozenset({1, 2, 4, 6, 7})
 _RECOVERY_FIELD = getattr(pynvml, "NVML_FI_DEV_GET_GPU_RECOVERY_ACTION", None)
 
 
+def standing() -> list[Xid]:
+    """Cards of which the driver says now that they need a reset or a reboot: an Xid 154 each."""
+    found = []
+    with contextlib.suppress(pynvml.NVMLError):
+        pynvml.nvmlInit()
+        for index in range(pynvml.nvmlDeviceGetCount()):
+            with contextlib.suppress(pynvml.NVMLError):
+                handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+                if _must_recover(handle):
+                    found.append(from_number(_bus(handle), 154, recovery=True))
+        pynvml.nvmlShutdown()
+    return found
+
+
 class NvmlEvents:
     """Calls `on_xid` on the event loop for each Xid of any card, until `close`."""
 

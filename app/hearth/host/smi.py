@@ -45,6 +45,8 @@ class Gpu:
     link_width_max: float | None
     used_mib: float
     total_mib: float
+    bar1_mib: float | None
+    """How much of its memory others on the bus can reach."""
     power_limit: float | None
     power_default: float | None
     fabric: str
@@ -108,6 +110,7 @@ def _gpu(index: int, node: ET.Element) -> Gpu:
         link_width_max=_number(_text(node, f"{width}/max_link_width")),
         used_mib=_number(_text(node, "fb_memory_usage/used")) or 0.0,
         total_mib=_number(_text(node, "fb_memory_usage/total")) or 0.0,
+        bar1_mib=_number(_text(node, "bar1_memory_usage/total")),
         power_limit=_number(
             _text(node, f"{power}/current_power_limit") or _text(node, f"{power}/power_limit")
         ),
