@@ -2,7 +2,8 @@
 
 The tests tell it what to do by files in /var/lib/hearth: `ready` (be ready), `exit` (end with that code),
 `answer` (the text that the engine's port answers with; default Rome), `phase` (what /status says). It writes
-`signals` for each SIGTERM, and drains for as many seconds as `drain` says.
+`signals` for each SIGTERM, and drains for as many seconds as `drain` says. It ends with
+`last` as last-status.json.
 """
 
 import json
@@ -104,6 +105,8 @@ def main():
         if code:
             (STATE / "exit").unlink(missing_ok=True)
             print(f"standin: exit {code}", flush=True)
+            if told("last"):
+                (STATE / "last-status.json").write_text(told("last"))
             if int(code) < 0:
                 os.kill(os.getpid(), -int(code))
             sys.exit(int(code))

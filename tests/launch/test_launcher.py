@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import signal
 import time
 
@@ -98,6 +100,27 @@ def test_the_exit_code_is_the_supervisors(site: Site, told: int, code: ExitCode,
     assert started.wait(END) == code
     assert word in site.log or word == code.name
     assert site.container() is None
+
+
+def test_the_supervisors_own_cause_comes_first(site: Site) -> None:
+    started = site.launch()
+    site.ready()
+    site.tell("last", json.dumps({"state": "gave_up", "sentence": "Stopped for good: graph_capture."}))
+    site.tell("exit", 70)
+    assert started.wait(END) == ExitCode.GAVE_UP
+    said = "Stopped for good: graph_capture. The container ended with exit code 70"
+    assert said in site.log
+    assert site.systemd.count(f"STATUS={said}") == 1
+
+
+def test_a_last_status_of_an_earlier_start_is_not_believed(site: Site) -> None:
+    site.tell("last-status.json", json.dumps({"state": "gave_up", "sentence": "Of yesterday."}))
+    os.utime(site.state / "last-status.json", (1, 1))
+    started = site.launch()
+    site.ready()
+    site.tell("exit", 70)
+    assert started.wait(END) == ExitCode.GAVE_UP
+    assert "yesterday" not in site.log
 
 
 def test_docker_kill_is_named_and_restarted(site: Site) -> None:

@@ -1,5 +1,7 @@
 """How a container runs, as the SDK's arguments; what Docker's refusals mean; how `docker inspect` is read."""
 
+import io
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ from hearth.host.container import (
     Running,
     Wanted,
     Wiring,
+    _only_file,
     arguments,
     gpu_requests,
     has_cdi,
@@ -149,6 +152,15 @@ def test_not_found_passes_through():
 def test_inspect_is_read(state, seen):
     networks = {"bridge": {"IPAddress": "172.17.0.2"}}
     assert state_of({"State": state, "NetworkSettings": {"Networks": networks}}) == seen
+
+
+def test_the_one_file_of_an_archive_is_read():
+    archive = io.BytesIO()
+    with tarfile.open(fileobj=archive, mode="w") as made:
+        member = tarfile.TarInfo("last-status.json")
+        member.size, member.mtime = 2, 5
+        made.addfile(member, io.BytesIO(b"{}"))
+    assert _only_file(archive.getvalue()) == (b"{}", 5.0)
 
 
 def test_a_container_without_a_network_has_no_address():

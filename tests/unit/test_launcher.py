@@ -19,6 +19,7 @@ from hearth.host.launch_plan import (
     allowance,
     ending,
     sentence,
+    told,
 )
 from hearth.states import State
 
@@ -149,6 +150,25 @@ def test_a_stop_that_was_asked_for_is_a_good_end(code):
 
 def test_a_failure_during_a_stop_is_still_one():
     assert ending(Gone(70), asked=True).code is ExitCode.GAVE_UP
+
+
+@pytest.mark.parametrize(
+    ("last", "named"),
+    [
+        ({"state": "gave_up", "sentence": "Stopped for good: hang."}, True),
+        ({"state": "host_action_required", "sentence": "Xid 79."}, True),
+        ({"state": "serving", "sentence": "Serving x."}, False),
+        ({"state": "gave_up"}, False),
+        ({}, False),
+        (None, False),
+    ],
+)
+def test_the_supervisors_own_cause_comes_first(last, named):
+    end = ending(Gone(70), asked=False)
+    seen = told(end, last)
+    assert seen.code is end.code
+    assert (seen.sentence != end.sentence) is named
+    assert seen.sentence.endswith(end.sentence)
 
 
 def test_new_containers_are_limited_within_the_window():

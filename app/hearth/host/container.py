@@ -6,6 +6,8 @@
 from __future__ import annotations
 
 import contextlib
+import io
+import tarfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -24,6 +26,7 @@ from hearth.host.spec import CONFIG_TARGET, OWN, SECRETS_TARGET, USER_ID, Contai
 LABEL = f"{OWN}.unit"
 """Label that marks a container as the launcher's; its value is the container's name."""
 CDI_ALL = "nvidia.com/gpu=all"
+_FILE_LIMIT = 4 << 20
 _REMOVAL = 20.0
 """Seconds that a removal begun by somebody else may take."""
 
@@ -153,6 +156,18 @@ class Containers:
                 if error.status_code != HTTPStatus.CONFLICT:  # that is: it doesn't run
                     raise
 
+    def read(self, container_id: str, path: Path) -> tuple[bytes, float] | None:
+        """A small file in it, also in a folder of the host that it sees, and its age as Unix seconds.
+
+        None where there is none. Asking Docker needs no right to look into the container user's folders.
+        """
+        with dockerd.asking(), contextlib.suppress(NotFound):
+            chunks, about = self._client.api.get_archive(container_id, str(path))
+            if about["size"] > _FILE_LIMIT:
+                return None
+            return _only_file(b"".join(chunks))
+        return None
+
     def remove(self, container_id: str) -> None:
         """Remove it, running or not."""
         with dockerd.asking(), contextlib.suppress(NotFound):
@@ -191,6 +206,13 @@ def state_of(inspected: dict[str, Any]) -> Running | Gone:
         return Gone(int(state.get("ExitCode") or 0), bool(state.get("OOMKilled")))
     networks = (inspected.get("NetworkSettings") or {}).get("Networks") or {}
     return Running(next((str(each["IPAddress"]) for each in networks.values() if each.get("IPAddress")), ""))
+
+
+def _only_file(archive: bytes) -> tuple[bytes, float] | None:
+    with tarfile.open(fileobj=io.BytesIO(archive)) as found:
+        member = found.next()
+        file = found.extractfile(member) if member is not None else None
+        return None if member is None or file is None else (file.read(), float(member.mtime))
 
 
 def _mounts(wanted: Wanted) -> list[Mount]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from hearth.config import Limits
@@ -25,6 +25,7 @@ EXTENSION = 60.0
 RECREATE_COUNT, RECREATE_WINDOW = 3, 3600.0
 """New containers within so many seconds, before a person has to look."""
 _STARTING = (State.IDLE, State.STARTING)
+_FINAL = (State.GAVE_UP, State.HOST_ACTION_REQUIRED)
 
 
 @dataclass(frozen=True)
@@ -151,6 +152,14 @@ def sentence(look: Look) -> str:
         return said
     progress = str(document.get("progress") or "")
     return f"{said} Phase {document.get('phase')}{': ' + progress if progress else ''}."
+
+
+def told(end: End, last: Mapping[str, Any] | None) -> End:
+    """The end with the supervisor's own last sentence, which names the cause, where it left one."""
+    said = " ".join(str((last or {}).get("sentence") or "").split())
+    if not said or (last or {}).get("state") not in _FINAL:
+        return end
+    return replace(end, sentence=f"{said} {end.sentence}")
 
 
 def ending(gone: Gone, asked: bool) -> End:

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import logging
 import signal
+import tarfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -23,7 +25,7 @@ from hearth.host import dockerd
 from hearth.host.container import Containers, Running, Wanted
 from hearth.host.credentials import hand_over
 from hearth.host.dockerd import EngineAway, EngineError
-from hearth.host.launch_plan import EXTENSION, End, Gone, Recreations, Watch, ending
+from hearth.host.launch_plan import EXTENSION, End, Gone, Recreations, Watch, ending, told
 from hearth.host.logpump import LogPump
 from hearth.host.notify import STOPPING, Notifier, extend, status
 from hearth.host.supervisor_port import SupervisorPort
@@ -34,6 +36,8 @@ TICK = 2.0
 STOP_MARGIN = 15.0
 """Seconds beyond the supervisor's own drain and kill after which a stop becomes a kill."""
 LAST_WORDS = 5.0
+LAST_STATUS = "last-status.json"
+"""What the supervisor leaves in its state folder when it ends."""
 T = TypeVar("T")
 
 
@@ -98,6 +102,7 @@ class Launcher:
         """Until the container ends."""
         pump = LogPump(lambda since: containers.log(container, since), asyncio.get_running_loop())
         pump.start()
+        begun = time.time()
         watch = Watch(self._launch.config.limits, time.monotonic(), self._ready_sent)
         state = Question(lambda: containers.state(container))
         stopping = Stopping(self._launch, lambda name: containers.signal(container, name), self._notifier)
@@ -107,7 +112,8 @@ class Launcher:
                 seen = await state.answer(TICK)
                 if isinstance(seen, Gone):
                     await pump.close(LAST_WORDS)
-                    return ending(seen, asked=stopping.asked)
+                    last = await asyncio.to_thread(self._last_status, containers, container, begun)
+                    return told(ending(seen, asked=stopping.asked), last)
                 if isinstance(seen, Running) and seen.address:
                     inside = f"{seen.address}:{self._launch.config.ports.supervisor}"
                     port.at(self._launch.supervisor, inside)
@@ -115,6 +121,17 @@ class Launcher:
                 self._ready_sent = watch.ready_sent
                 await stopping.tick(self._stop.is_set(), self._hurry.is_set())
                 await self._pause(pump.ended, stopping.asked)
+
+    def _last_status(self, containers: Containers, container: str, begun: float) -> dict[str, Any] | None:
+        """What the supervisor wrote when it ended; None where it is from an earlier start, or none."""
+        path = self._launch.config.paths.state / LAST_STATUS
+        try:
+            found = containers.read(container, path)
+            said = json.loads(found[0]) if found is not None and found[1] >= begun - 1 else None
+        except (EngineError, OSError, ValueError, tarfile.TarError) as error:
+            log.debug("%s can't be read: %s", path, error)
+            return None
+        return said if isinstance(said, dict) else None
 
     async def _pause(self, ended: asyncio.Event, stopping: bool) -> None:
         """A tick, or less when there is something to look at."""
