@@ -45,6 +45,7 @@ def test_any_text_gets_verdicts(facts: dict[str, Output], gpus: int) -> None:
         assert check.fix or check.status in (checks.Status.OK, checks.Status.SKIP)
 
 
+@settings(deadline=None)
 @given(
     st.dictionaries(
         st.text(max_size=10),

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
@@ -189,6 +189,7 @@ def test_verdict_on_the_cards_together(output: Output, status: str, words: str) 
     assert words in check.seen
 
 
+@settings(deadline=None)
 @given(st.lists(st.one_of(st.sampled_from([TORCH, START, FIRST, DONE, '{"stage": 3}\n', "[]\n"]), st.text())))
 def test_no_output_of_the_script_raises(parts: list[str]) -> None:
     assert deep.judge(Output("".join(parts))).id == "deep.allreduce"

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 from typer.testing import CliRunner
@@ -349,6 +349,7 @@ def test_a_path_that_leads_out(path: str) -> None:
         WeightFile(path=path, size=1)
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=200))
 def test_no_bytes_make_the_header_reader_raise_anything_else(data: bytes) -> None:
     path = Path(f"/dev/shm/hearth-test-{os.getpid()}")

@@ -1,7 +1,7 @@
 """Xid lines as drivers of several ages wrote them, and the table of what they mean."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hearth.engine.classify import classify
@@ -81,6 +81,7 @@ def test_other_lines(line: str) -> None:
     assert xid.parse(line) is None
 
 
+@settings(deadline=None)
 @given(st.text())
 def test_no_text_raises(text: str) -> None:
     xid.parse(text)

@@ -57,10 +57,7 @@ def doctor(
     """
     settings = load(config) if config is not None else None
     wanted = wanted_for(settings, _count(gpu), gpu_name)
-    if facts is not None:
-        found: Any = _recorded(facts)
-    else:
-        found, wanted = gather(wanted, timeout)
+    found, wanted = (_recorded(facts), wanted) if facts is not None else gather(wanted, timeout)
     if collect:
         typer.echo(json.dumps({name: asdict(output) for name, output in found.items()}, indent=1))
         return
