@@ -35,6 +35,10 @@ def client_folder(tmp_path_factory: pytest.TempPathFactory, client: str) -> Path
     folder = tmp_path_factory.mktemp(f"client-{client}")
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]
     subprocess.run([*command, "--target", str(folder), CLIENTS[client]], check=True)
+    ask = "import importlib.metadata as m; print(m.version('prometheus-client'))"
+    environment = {**os.environ, "PYTHONPATH": str(folder)}
+    found = subprocess.check_output([sys.executable, "-c", ask], env=environment, text=True).strip()
+    assert client in ("newest", found)
     return folder
 
 
