@@ -22,6 +22,8 @@ from hearth.weights import Manifest, WeightFile
 TRIES = 6
 """Attempts in a row without a single byte more."""
 _CHUNK = 1 << 20
+_BUFFER = 4 << 20
+"""Bytes that a connection may be ahead of the disk: with aiohttp's 64 KiB each write is a small one."""
 _LATER = frozenset({408, 425, 429, 500, 502, 503, 504})
 
 
@@ -41,7 +43,9 @@ async def download(request: Request, manifest: Manifest, parts: Path, watcher: W
     watcher.advance(manifest.size - sum(file.size for file in missing))
     gate = asyncio.Semaphore(max(1, request.workers))
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=request.silence, sock_read=request.silence)
-    async with aiohttp.ClientSession(timeout=timeout, trust_env=True, auto_decompress=False) as session:
+    async with aiohttp.ClientSession(
+        timeout=timeout, trust_env=True, auto_decompress=False, read_bufsize=_BUFFER
+    ) as session:
         fetcher = _Fetcher(request, manifest.commit, parts, watcher, session)
         try:
             async with asyncio.TaskGroup() as group:
