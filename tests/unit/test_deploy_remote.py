@@ -19,7 +19,11 @@ LOCAL = Target("localhost", "localhost", local=True)
         ("ssh: Could not resolve hostname gpu1: Name or service not known", Unreachable, "unknown host"),
         ("ops@192.0.2.1: Permission denied (publickey).", NoAccess, "the SSH key is refused"),
         ("ssh: connect to host 192.0.2.1 port 2222: No route to host", Unreachable, "no route to it"),
-        ("ssh: connect to host x port 2222: Connection refused", Unreachable, "nothing listens on SSH port 2222"),
+        (
+            "ssh: connect to host x port 2222: Connection refused",
+            Unreachable,
+            "nothing listens on SSH port 2222",
+        ),
         ("ssh: connect to host x port 2222: Connection timed out", Unreachable, "no answer on SSH port 2222"),
         ("kex_exchange_identification: Connection closed by remote host", Unreachable, "closes SSH"),
         ("Host key verification failed.", NoAccess, "host key"),
@@ -51,7 +55,7 @@ def test_words() -> None:
     words = ssh_words(HOST)
     assert words[0] == "ssh"
     assert words[-1] == "ops@192.0.2.1"
-    assert ["-p", "2222", "-i", "/k"] == words[-5:-1]
+    assert words[-5:-1] == ["-p", "2222", "-i", "/k"]
     assert "BatchMode=yes" in words
 
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import io
+import shutil
 import subprocess
 import sys
 import tarfile
+import tempfile
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +28,7 @@ CONTEXT = (
 )
 """What docker/Dockerfile copies; anything else doesn't change an image."""
 _SKIPPED = ("__pycache__", ".egg-info")
+_LEFT = tuple(f"*{part}" for part in _SKIPPED)
 
 
 @dataclass(frozen=True)
@@ -43,12 +46,21 @@ def package(root: Path, folder: Path) -> Package:
     if not lock.is_file():
         raise MissingError(f"{lock}: no such file", "run this in a checkout of Hearth, or give --root")
     command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
-    command += ["--disable-pip-version-check", "--wheel-dir", str(folder), str(root)]
-    done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    command += ["--disable-pip-version-check", "--wheel-dir", str(folder)]
+    with tempfile.TemporaryDirectory(prefix="hearth-wheel-") as place:
+        _copy(root, Path(place))
+        done = subprocess.run([*command, place], capture_output=True, text=True, stdin=subprocess.DEVNULL)
     wheels = sorted(folder.glob("hearth-*.whl"))
     if done.returncode != 0 or not wheels:
         raise CheckFailed(f"Hearth's wheel can't be built: {done.stderr.strip()[-400:]}", "make setup")
     return Package(wheels[-1], lock, stamp(wheels[-1], lock))
+
+
+def _copy(root: Path, place: Path) -> None:
+    """The sources alone: a build folder of yesterday would bring back files that are gone."""
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(root / name, place)
+    shutil.copytree(root / "app", place / "app", ignore=shutil.ignore_patterns(*_LEFT))
 
 
 def stamp(wheel: Path, lock: Path) -> str:

@@ -82,7 +82,7 @@ def _save(ref: str, path: Path) -> None:
         raise CheckFailed(f"docker save {ref}: {_tail(error.stderr)}", "look at the disk here") from error
     finally:
         aside.unlink(missing_ok=True)
-    for old in sorted(path.parent.glob("*.tar"), key=lambda each: each.stat().st_mtime)[:-3]:
+    for old in sorted(path.parent.glob("*.tar"), key=lambda each: each.stat().st_mtime)[:-2]:
         old.unlink(missing_ok=True)
 
 
