@@ -1,6 +1,7 @@
 """Stands in for `hearth serve` in a container: its two ports, and nothing behind them.
 
-The tests tell it what to do by files in /var/lib/hearth: `ready` (be ready), `exit` (end with that code),
+The tests tell it what to do by files in /var/lib/hearth: `ready` (be ready), `exit` (end with that code; `exit-at-start`: the
+next one does),
 `answer` (the text that the engine's port answers with; default Rome), `phase` (what /status says). It writes
 `signals` for each SIGTERM, and drains for as many seconds as `drain` says. It ends with
 `last` as last-status.json.
@@ -100,6 +101,8 @@ def main():
     for port, handler in ((9400, Supervisor), (30000, Engine)):
         server = ThreadingHTTPServer(("0.0.0.0", port), handler)
         threading.Thread(target=server.serve_forever, daemon=True).start()
+    if told("exit-at-start"):
+        (STATE / "exit-at-start").rename(STATE / "exit")
     while True:
         code = told("exit")
         if code:

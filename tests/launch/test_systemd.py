@@ -314,6 +314,20 @@ def test_a_release_that_cannot_start_goes_back_by_itself(host: Host) -> None:
     assert host.show("ActiveState") == "active"
 
 
+def test_a_release_whose_engine_gives_up_goes_back_and_names_the_cause(host: Host) -> None:
+    host.serves()
+    old = json.loads(host.hearth("release", "list", "--json").stdout)["current"]
+    cause = "Stopped for good: graph_capture in capture_decode."
+    host.tell("last", json.dumps({"state": "gave_up", "sentence": cause}))
+    host.tell("exit-at-start", "70")
+    report = host.activate(host.add("gives up"))
+    host.tell("last", None)
+    assert (report["ok"], report["rolled_back"], report["rolled_back_to"]) == (False, True, old)
+    assert report["reason"].startswith(cause)
+    assert "GAVE_UP" in report["reason"]
+    assert host.show("ActiveState") == "active"
+
+
 def test_a_good_release_a_rollback_and_a_prune(host: Host) -> None:
     host.serves()
     old = json.loads(host.hearth("release", "list", "--json").stdout)["current"]
@@ -327,7 +341,7 @@ def test_a_good_release_a_rollback_and_a_prune(host: Host) -> None:
     assert (listed["current"], listed["previous"]) == (old, new)
     pruned = json.loads(host.hearth("release", "prune", "--keep", "1", "--json").stdout)
     assert set(pruned["kept"]) >= {old, new}
-    assert len(pruned["removed"]) == 2
+    assert len(pruned["removed"]) == 3
     tags = host.run("docker image ls --format '{{.Tag}}' hearth-release").split()
     assert sorted(tags) == sorted(pruned["kept"])
 
