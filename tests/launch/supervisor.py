@@ -1,10 +1,9 @@
 """Stands in for `hearth serve` in a container: its two ports, and nothing behind them.
 
-The tests tell it what to do by files in /var/lib/hearth: `ready` (be ready), `exit` (end with that code; `exit-at-start`: the
-next one does),
-`answer` (the text that the engine's port answers with; default Rome), `phase` (what /status says). It writes
-`signals` for each SIGTERM, and drains for as many seconds as `drain` says. It ends with
-`last` as last-status.json.
+The tests tell it what to do by files in /var/lib/hearth: `ready` (be ready), `exit` (end with that code),
+`exit-at-start` (the next one ends with that code), `answer` (what the engine's port answers; default Rome),
+`progress` (what /status says), `drain` (seconds from SIGTERM to the end), `last` (what it leaves as
+last-status.json). It writes `signals` for each SIGTERM.
 """
 
 import json
