@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence
@@ -41,19 +42,19 @@ def ask(argv: Sequence[str], limit: float = LIMIT, env: Mapping[str, str] | None
     """Run a command; its stdout and stderr together. One that doesn't end is killed and not waited for:
     a process that hangs in the driver can't be."""
     own = {**os.environ, "LC_ALL": "C", "PATH": f"{os.environ.get('PATH', '')}:{_PATH}", **(env or {})}
+    program = shutil.which(argv[0], path=own["PATH"])
+    if program is None:  # the exec itself would say "not allowed" for a folder of PATH that is closed to us
+        return Output(problem="not allowed" if os.access(argv[0], os.F_OK) else "not installed")
     try:
         process = subprocess.Popen(
             argv,
+            executable=program,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             env=own,
             start_new_session=True,
         )
-    except FileNotFoundError:
-        return Output(problem="not installed")
-    except PermissionError:
-        return Output(problem="not allowed")
     except OSError as error:
         return Output(problem=error.strerror or "can't be run")
     try:
