@@ -1,6 +1,7 @@
 """The launcher and the releases with a real Docker Engine; the container's supervisor is a stand-in.
 
-Starts an Engine of its own (root, `dockerd`) on its own bridge; without it the tests are skipped, saying why.
+Starts an Engine of its own, on its own bridge: it is stopped and started under the launcher. Needs root;
+installs what is missing by apt.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from typing import Any
 
 import pytest
 import yaml
+
+from tests.host.conftest import install_tools
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
@@ -90,8 +93,9 @@ def wait(true: Callable[[], Any], what: str, patience: float = PATIENCE) -> Any:
 
 @pytest.fixture(scope="session")
 def engine() -> Iterator[Engine]:
-    if os.geteuid() != 0 or shutil.which("dockerd") is None or shutil.which("mmdebstrap") is None:
-        pytest.skip("needs root, dockerd (apt-get install docker.io) and mmdebstrap")
+    if os.geteuid() != 0:
+        pytest.skip("starts a Docker Engine: run as root")
+    install_tools()
     DATA.mkdir(parents=True, exist_ok=True)
     subprocess.run(["ip", "link", "add", BRIDGE, "type", "bridge"], capture_output=True)
     subprocess.run(["ip", "addr", "replace", NETWORK, "dev", BRIDGE], check=True)
