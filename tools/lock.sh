@@ -8,5 +8,5 @@ compile() {
     --no-emit-index-url --no-emit-find-links --custom-compile-command 'make lock' "$@"
 }
 
-compile pyproject.toml -o requirements/hearth.lock
+compile pyproject.toml --extra fetch -o requirements/hearth.lock
 compile pyproject.toml --all-extras --group dev --group monitoring -o requirements/dev.lock

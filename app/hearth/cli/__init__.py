@@ -1,7 +1,7 @@
 """The `hearth` command: one file a verb. Verbs parse and print; the work is elsewhere.
 
-A verb's file is imported when it is called: `hearth trace` runs where there is no Docker SDK, and `hearth serve`
-doesn't wait for what a deploy needs.
+A verb's file is imported when it is called: `hearth trace` runs where there is no Docker SDK, and
+`hearth serve` doesn't wait for what a deploy needs.
 """
 
 from __future__ import annotations
