@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import requests
-from docker.errors import APIError, DockerException, NotFound
+from docker.errors import APIError, DockerException, InvalidArgument, NotFound
 from pydantic import ValidationError
 
 from hearth.errors import ExitCode
@@ -132,9 +132,10 @@ def test_the_sdks_errors_become_ours(raised, code, kind):
     assert caught.value.code is code
 
 
-def test_not_found_passes_through():
-    with pytest.raises(NotFound), asking():
-        raise NotFound("gone")
+@pytest.mark.parametrize("raised", [NotFound("gone"), InvalidArgument("a mistake of ours")])
+def test_what_is_no_refusal_passes_through(raised):
+    with pytest.raises(type(raised)), asking():
+        raise raised
 
 
 @pytest.mark.parametrize(

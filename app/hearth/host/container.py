@@ -173,8 +173,8 @@ class Containers:
         with dockerd.asking(), contextlib.suppress(NotFound):
             _remove(self._client.containers.get(container_id))
 
-    def log(self, container_id: str, since: float) -> Iterator[bytes]:
-        """Its output from `since` (Unix seconds) on, until it ends."""
+    def log(self, container_id: str, since: float | None) -> Iterator[bytes]:
+        """Its output from `since` (Unix seconds; None: from the start) on, until it ends."""
         with dockerd.asking(), contextlib.suppress(NotFound):
             yield from self._client.api.logs(
                 container_id, stdout=True, stderr=True, stream=True, follow=True, since=since

@@ -17,7 +17,7 @@ from typing import Any
 import requests
 import yaml
 from docker.client import DockerClient
-from docker.errors import APIError, DockerException, NotFound
+from docker.errors import APIError, DockerException, InvalidArgument, NotFound
 
 from hearth.errors import ExitCode, HearthError
 
@@ -74,10 +74,13 @@ def refusal(said: str) -> EngineError:
 
 @contextlib.contextmanager
 def asking() -> Iterator[None]:
-    """Around every use of the SDK: its errors become EngineError or EngineAway. NotFound passes through."""
+    """Around every use of the SDK: its errors become EngineError or EngineAway.
+
+    NotFound passes through, and so does InvalidArgument, which would be a mistake of ours.
+    """
     try:
         yield
-    except NotFound:
+    except (NotFound, InvalidArgument):
         raise
     except APIError as error:
         raise refusal(str(error.explanation or error)) from error

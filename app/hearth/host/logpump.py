@@ -14,8 +14,8 @@ from hearth.host.dockerd import EngineError
 
 log = logging.getLogger(__name__)
 
-Follow = Callable[[float], Iterator[bytes]]
-"""Output from a time (Unix seconds) on, until the container ends or the connection does."""
+Follow = Callable[[float | None], Iterator[bytes]]
+"""Output from a time (Unix seconds; None: all of it) on, until the container ends or the connection does."""
 _AGAIN = 1.0
 
 
@@ -42,20 +42,18 @@ class LogPump:
         await asyncio.to_thread(self._thread.join, patience)
 
     def _copy(self) -> None:
-        since = 0.0
+        since: float | None = None
         while True:
-            begun = time.time()
             try:
                 for chunk in self._follow(since):
                     self._out.write(chunk)
                     self._out.flush()
-                    begun = time.time()
+                    since = time.time()
             except EngineError as error:
                 log.debug("the container's log stops: %s", error)
             except (OSError, ValueError) as error:  # our own output is closed
                 log.warning("the container's log can't be written: %s", error)
                 return
-            since = begun
             self._hint()
             if self._closed.wait(_AGAIN):
                 return
