@@ -88,7 +88,7 @@ def context_hash(root: Path, extra: str = "") -> str:
 
 
 def context_archive(root: Path, target: Path) -> Path:
-    """Those files as one archive, the same bytes for the same files."""
+    """Those files as one archive."""
     with tarfile.open(target, "w:gz", compresslevel=6) as archive:
         for path in context_files(root):
             data = path.read_bytes()
