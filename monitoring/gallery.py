@@ -7,6 +7,8 @@ One PNG for each dashboard: the answers to the panels' own queries. The look isn
 
 from __future__ import annotations
 
+import itertools
+import math
 import sys
 import textwrap
 import time
@@ -52,9 +54,14 @@ class View:
         """The panel's series, each with its name."""
         found = []
         for query in panel.queries:
-            answer = self.source.over(fill_in(query.expr, self.host), self.begin, self.end, self.step)
+            answer = self._answer(fill_in(query.expr, self.host), panel.kind in ("stat", "bars"))
             found += [(series.name(query.legend), series) for series in answer]
         return sorted(found, key=lambda pair: pair[0])
+
+    def _answer(self, expression: str, instant: bool) -> list[Series]:
+        if instant:
+            return self.source.at(expression, self.end)
+        return self.source.over(expression, self.begin, self.end, self.step)
 
     def marks(self) -> list[tuple[float, str]]:
         """When failures and steps down happened, and their colour."""
@@ -73,6 +80,17 @@ def human(value: float, unit: str) -> str:
         if abs(value) >= size:
             return f"{value / size:.3g}{letter}"
     return f"{value:.3g}" + (" s" if unit == "s" else "")
+
+
+def with_gaps(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
+    """The points, with a NaN where the series was away, so that no line is drawn across."""
+    step = min((b[0] - a[0] for a, b in itertools.pairwise(points)), default=0.0)
+    whole: list[tuple[float, float]] = []
+    for point in points:
+        if whole and point[0] - whole[-1][0] > 2 * step:
+            whole.append((whole[-1][0] + step, math.nan))
+        whole.append(point)
+    return whole
 
 
 def draw(name: str, view: View, target: Path) -> None:
@@ -192,7 +210,8 @@ def _bars(axes: Any, panel: Panel, series: list[tuple[str, Series]]) -> None:
 
 def _series(axes: Any, panel: Panel, series: list[tuple[str, Series]]) -> None:
     for index, (name, each) in enumerate(series[:MOST]):
-        times, values = [_day(at) for at, _ in each.points], [value for _, value in each.points]
+        points = with_gaps(each.points)
+        times, values = [_day(at) for at, _ in points], [value for _, value in points]
         style = "--" if name == "limit" else "-"
         color = "#f2495c" if name == "limit" else COLORS[index % len(COLORS)]
         axes.plot(

@@ -44,10 +44,11 @@ class Prometheus:
         except urllib.error.HTTPError as error:
             raise QueryError(f"{parameters}: {error.read().decode(errors='replace')}") from error
 
-    def now(self, expression: str) -> list[Series]:
-        """The series of an instant query."""
-        result = self.get("query", query=expression)["result"]
-        return [_series(each["metric"], [each["value"]]) for each in result]
+    def at(self, expression: str, when: float) -> list[Series]:
+        """The series of an instant query at a time (Unix seconds)."""
+        result = self.get("query", query=expression, time=str(when))["result"]
+        found = [_series(each["metric"], [each["value"]]) for each in result]
+        return [series for series in found if series.points]
 
     def over(self, expression: str, begin: float, end: float, step: float = 1.0) -> list[Series]:
         """The series of a range query; `begin` and `end` in Unix seconds."""

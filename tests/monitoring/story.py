@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
 import json
 import random
 import subprocess
@@ -61,7 +62,7 @@ class Load:
         while not self._stop.is_set():
             prompt = " ".join(words.choice(["red", "blue", "old", "tall", "far"]) for _ in range(60))
             # While the engine restarts nobody answers: that is part of the story.
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError, http.client.HTTPException):
                 ask(self._url, prompt, 40, stream=seed == 1)
             self._stop.wait(0.3)
 

@@ -1,7 +1,9 @@
 """What fills in a dashboard's query and names its series; the stand-in's pages; numbers for people."""
 
+import math
+
 import pytest
-from monitoring.gallery import human
+from monitoring.gallery import human, with_gaps
 from monitoring.query import Series, fill_in
 
 from tests.monitoring.standin import PAGES, grown
@@ -41,3 +43,11 @@ def test_counters_of_a_recorded_page_grow_and_gauges_stay():
 def test_pages_name_no_address_of_where_they_were_recorded(path):
     text = path.read_text()
     assert not any(word in text for word in ("/root", "/work", "/tmp", "192.168", "10.0."))
+
+
+def test_a_line_is_broken_where_a_series_was_away():
+    drawn = with_gaps([(0, 1), (1, 1), (2, 1), (9, 2), (10, 2)])
+    assert [at for at, value in drawn if math.isnan(value)] == [3]
+    assert len(drawn) == 6
+    assert with_gaps([]) == []
+    assert with_gaps([(5, 1)]) == [(5, 1)]
