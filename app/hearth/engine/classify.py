@@ -76,6 +76,8 @@ _HANG_HINT = (
 )
 _GRAPHS = (FailureKind.GRAPH_CAPTURE, FailureKind.GRAPH_REPLAY)
 _AXED = (*_GRAPHS, FailureKind.HANG, FailureKind.ENGINE_KILLED, FailureKind.UNKNOWN)
+_ADVICE = "--cuda-graph-backend-prefill="
+"""In SGLang's suggestions after a failed capture, which name backends that had no part in it."""
 _SIGNALS = {4: "SIGILL", 6: "SIGABRT", 7: "SIGBUS", 8: "SIGFPE", 9: "SIGKILL", 11: "SIGSEGV", 15: "SIGTERM"}
 
 
@@ -206,6 +208,9 @@ def _axis(run: Run, match: Match, kind: FailureKind, phase: Phase) -> Axis:
         framed = _frames(run, match)
         if framed is not None:
             return framed
+        # SGLang 0.5.17 says "for prefill runner" of decode graphs as well: in a capture the phase knows better.
+        if phase.capturing:
+            return _axis_of_phase(phase)
         if row.axis is not None:
             return row.axis
         if phase in _SERVED:
@@ -219,7 +224,8 @@ def _axis(run: Run, match: Match, kind: FailureKind, phase: Phase) -> Axis:
 
 def _frames(run: Run, match: Match) -> Axis | None:
     """The axis that the traceback's frames name."""
-    text = run.text(match.index)
+    told = run.text(match.index).split("\n")
+    text = "\n".join(line for line in told if _ADVICE not in line)
     if any(name in text for name in ("prefill_cuda_graph_runner", "piecewise_cuda_graph", "tc_piecewise")):
         return Axis.PREFILL
     if any(

@@ -162,6 +162,8 @@ async def second_wave(run: Run, up: dict[str, Served]) -> None:
     faults["illegal-access"] = ("tc_piecewise", steps.illegal_access)
     work = [run.step(name, act(run, up[plan])) for name, (plan, act) in faults.items() if plan in up]
     work.append(run.step("seed-op", steps.started(run, fp4)))
+    story = run.serve(seed("seed-story", "raw_fp4"))
+    work.append(run.step("seed-story", steps.started(run, story)))
     work.append(seal_and_serve(run))
     work.append(run.step("moe-starts", steps.start_all(run, *moe.values())))
     await asyncio.gather(*work)
@@ -169,7 +171,7 @@ async def second_wave(run: Run, up: dict[str, Served]) -> None:
     run.results["seed-op-passes"] = await steps.passes({"seed-op": fp4})
     ready = {name: each.url for name, each in moe.items() if each.status.get("ready")}
     await run.step("moe-plans", steps.measure_in_turns(run, ready, 2))
-    for each in (fp4, *moe.values()):
+    for each in (fp4, story, *moe.values()):
         each.kill()
 
 
@@ -192,7 +194,6 @@ async def tp(run: Run) -> None:
         "breakable": run.serve(Wish("tp-breakable", "breakable,full", args=args, extra=limits)),
     }
     await run.step("facts", asyncio.to_thread(steps.facts, run))
-    await run.step("doctor", steps.doctor(run))
     await run.step("starts", steps.start_all(run, *plans.values()))
     up = {name: each for name, each in plans.items() if each.status.get("ready")}
     await run.step("plans", steps.measure_in_turns(run, {n: each.url for n, each in up.items()}, 2))
@@ -206,8 +207,9 @@ async def tp(run: Run) -> None:
     for each in run.running:
         each.kill()
     await asyncio.sleep(2)
-    if run.left > 45:
-        await run.step("stranger", steps.stranger(run, 1, tp=2))
+    await asyncio.gather(
+        run.step("capture-oom", steps.capture_oom(run)), run.step("stranger", steps.stranger(run, 1))
+    )
 
 
 async def cpu(run: Run) -> None:

@@ -244,9 +244,9 @@ async def capture_oom(run: Run, left_gib: float = 3.05, max_bs: int = 4096) -> d
         "standard",
         "wide",
         max_bs,
-        env={"PYTHONPATH": run.machine.env["PYTHONPATH"]},
+        env={"CUDA_VISIBLE_DEVICES": "0"},
         args={"mem-fraction-static": fraction, "max-total-tokens": None, "max-running-requests": max_bs},
-        extra={"limits": {"backoff": 0.1, **BIG}},
+        extra={"limits": {"memory_free": 15}},
     )
     served = run.serve(wish)
     try:
@@ -281,7 +281,7 @@ async def stranger(run: Run, gpu: int, leave_gib: float = 1.5, tp: int = 1) -> d
     try:
         assert holder.stdout is not None
         said = (await asyncio.wait_for(holder.stdout.readline(), 30)).decode().strip()
-        wish = Wish("stranger", "standard", args={"tp": tp} if tp > 1 else {})
+        wish = Wish("stranger", "standard", env={"CUDA_VISIBLE_DEVICES": str(gpu)})
         served = run.serve(wish)
         at = time.time()
         code = await served.ended(min(200, run.left))
