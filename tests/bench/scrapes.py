@@ -1,21 +1,24 @@
 #!/usr/bin/env python3
-"""What being scraped costs: tokens per second of a real engine with and without 100 scrapes a second.
+"""What being scraped costs a real engine: with and without 100 scrapes a second.
 
-`python tests/bench/scrapes.py [--rounds 8] [--tokens 300]`. A real SGLang server on CPU under `hearth serve`
-answers the same four requests again and again; the subjects take turns (A B C, C B A, ...) in one run: nobody
-scrapes (twice: the difference is noise), Hearth's page and the engine's own page, each 100 times a second.
-Prints tokens/s, the ratio to the unscraped subject of the same round, and the CPU that the supervisor took.
+`python tests/bench/scrapes.py [--blocks 20] [--seconds 4]`. A real SGLang server on CPU under `hearth serve`
+streams answers to four clients all the time. Slices of a few seconds take turns (A B C, C B A, ...): nobody
+scrapes; Hearth's page, 100 times a second; nobody, once more (the difference is noise). Prints for each
+tokens/s, CPU seconds of the engine for 1000 tokens, which depend less on what else the machine does, and the
+CPU that the supervisor and the scraper took.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import statistics
 import sys
 import tempfile
 import threading
 import time
+import urllib.request
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -26,131 +29,172 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from tests.engine.conftest import Hearth, _tool  # noqa: E402
-from tests.monitoring.story import ask  # noqa: E402
 
 RATE = 100.0
 CLIENTS = 4
-MODEL_TOOL, ENGINE_TOOL = "tools/tiny_model.py", "tools/cpu_engine.py"
+SETTLE = 0.5
+"""Seconds after a change of subject that aren't measured."""
 
 
 @dataclass
 class Subject:
-    """A page that is scraped (none: nobody scrapes), and what was measured."""
+    """Whether the page is scraped, and what was measured in each slice."""
 
     name: str
-    url: str | None
-    speeds: list[float] = field(default_factory=list)
+    scraped: bool
+    speed: list[float] = field(default_factory=list)
+    engine: list[float] = field(default_factory=list)
+    supervisor: list[float] = field(default_factory=list)
+    scraper: list[float] = field(default_factory=list)
     scrapes: list[float] = field(default_factory=list)
-    cpu: list[float] = field(default_factory=list)
+
+
+class Load:
+    """Clients that stream answers without end and count their tokens."""
+
+    def __init__(self, url: str) -> None:
+        self.tokens = [0] * CLIENTS
+        self._url = url
+
+    def start(self) -> None:
+        """In threads that end with the program."""
+        for number in range(CLIENTS):
+            threading.Thread(target=self._stream, args=(number,), daemon=True).start()
+
+    def _stream(self, number: int) -> None:
+        body = {"text": f"Story {number}:", "stream": True}
+        body["sampling_params"] = {"max_new_tokens": 1500, "ignore_eos": True}
+        while True:
+            request = urllib.request.Request(
+                f"{self._url}/generate", json.dumps(body).encode(), {"Content-Type": "application/json"}
+            )
+            with urllib.request.urlopen(request) as answer:
+                for line in answer:
+                    self.tokens[number] += line.startswith(b"data: {")
 
 
 def scrape(url: str) -> None:
-    """The scraper's process: RATE times a second over one connection, until it is ended; counts on stdout."""
+    """The scraper's process: RATE times a second over kept connections; counts on stdout."""
     asyncio.run(_scrape(url))
 
 
 async def _scrape(url: str) -> None:
-    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=4)) as session:
+    async with aiohttp.ClientSession() as session:
         due, count = time.monotonic(), 0
         while True:
             async with session.get(url) as answer:
                 await answer.read()
             count += 1
             print(count, flush=True)
-            due = max(due + 1 / RATE, time.monotonic() - 1)
+            # What was missed while stopped isn't made up for.
+            due = max(due + 1 / RATE, time.monotonic() - 0.1)
             await asyncio.sleep(max(0.0, due - time.monotonic()))
 
 
-def work(url: str, tokens: int) -> float:
-    """Seconds that CLIENTS requests of so many tokens take, side by side."""
-    prompts = [f"Tell me a story about number {number}." for number in range(CLIENTS)]
-    threads = [threading.Thread(target=ask, args=(url, prompt, tokens)) for prompt in prompts]
-    began = time.monotonic()
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return time.monotonic() - began
+class Bench:
+    """The processes, and one slice after the other."""
+
+    def __init__(self, hearth: Hearth, load: Load, scraper: psutil.Popen, counted: Path) -> None:
+        assert hearth.process is not None
+        self._load, self._scraper, self._counted = load, scraper, counted
+        self._supervisor = psutil.Process(hearth.process.pid)
+        self._engine = hearth.engine_processes()
+
+    def slice(self, subject: Subject, seconds: float) -> None:
+        """Measure one subject for so many seconds."""
+        (self._scraper.resume if subject.scraped else self._scraper.suspend)()
+        time.sleep(SETTLE)
+        before = self._look()
+        time.sleep(seconds)
+        tokens, engine, supervisor, scraper, scrapes, wall = (
+            now - then for now, then in zip(self._look(), before, strict=True)
+        )
+        subject.speed.append(tokens / wall)
+        subject.engine.append(1000 * engine / max(tokens, 1))
+        subject.supervisor.append(supervisor / wall)
+        subject.scraper.append(scraper / wall)
+        subject.scrapes.append(scrapes / wall)
+
+    def _look(self) -> tuple[float, ...]:
+        engine = sum(cpu(process) for process in self._engine)
+        scrapes = len(self._counted.read_bytes().splitlines())
+        tokens = sum(self._load.tokens)
+        return tokens, engine, cpu(self._supervisor), cpu(self._scraper), scrapes, time.monotonic()
 
 
-def measure(subject: Subject, hearth: Hearth, tokens: int) -> None:
-    """One round of one subject."""
-    supervisor = psutil.Process(hearth.process.pid)  # type: ignore[union-attr]
-    with tempfile.TemporaryFile("w+") as counted:
-        scraper = None
-        if subject.url is not None:
-            command = [sys.executable, __file__, "--scrape", subject.url]
-            scraper = psutil.Popen(command, stdout=counted)
-            time.sleep(1.0)
-        before, began = sum(supervisor.cpu_times()[:2]), count(counted)
-        seconds = work(hearth.engine_url, tokens)
-        subject.speeds.append(CLIENTS * tokens / seconds)
-        subject.cpu.append((sum(supervisor.cpu_times()[:2]) - before) / seconds)
-        subject.scrapes.append((count(counted) - began) / seconds)
-        if scraper is not None:
-            scraper.terminate()
-            scraper.wait()
-
-
-def count(counted) -> int:  # type: ignore[no-untyped-def]
-    """How many scrapes the scraper has written down."""
-    counted.seek(0)
-    return sum(1 for _ in counted)
+def cpu(process: psutil.Process) -> float:
+    """CPU seconds that a process has taken."""
+    times = process.cpu_times()
+    return float(times.user + times.system)
 
 
 def report(subjects: list[Subject]) -> None:
-    """The table of docs/benchmarks/scrapes.md."""
-    print(
-        "| | tokens/s, median (range) | to the first, same round: median (range) | scrapes/s | supervisor |"
-    )
-    print("|---|---|---|---|---|")
-    for subject in subjects:
-        ratios = [mine / none - 1 for mine, none in zip(subject.speeds, subjects[0].speeds, strict=True)]
-        speeds = subject.speeds
-        print(
-            f"| {subject.name} | {statistics.median(speeds):.1f} ({min(speeds):.1f} to {max(speeds):.1f}) "
-            f"| {statistics.median(ratios):+.1%} ({min(ratios):+.1%} to {max(ratios):+.1%}) "
-            f"| {statistics.median(subject.scrapes):.0f} | {statistics.median(subject.cpu):.1%} of a core |"
-        )
+    """The table of docs/benchmarks/scrapes.md: medians of the slices, and ranges of the middle half."""
+    print("| | tokens/s | engine, CPU s for 1000 tokens | scrapes/s | supervisor | scraper |")
+    print("|---|---|---|---|---|---|")
+    for each in subjects:
+        shares = f"{statistics.median(each.supervisor):.1%} | {statistics.median(each.scraper):.1%}"
+        scrapes = f"{statistics.median(each.scrapes):.0f}"
+        print(f"| {each.name} | {spread(each.speed, 1)} | {spread(each.engine, 3)} | {scrapes} | {shares} |")
+    none = subjects[0]
+    for each in subjects[1:]:
+        for what, mine, first in (("tokens/s", each.speed, none.speed), ("CPU", each.engine, none.engine)):
+            ratios = [a / b - 1 for a, b in zip(mine, first, strict=True)]
+            error = statistics.stdev(ratios) / len(ratios) ** 0.5
+            print(
+                f"{each.name}, {what}, to the first of the same block: {statistics.median(ratios):+.1%}, "
+                f"mean {statistics.mean(ratios):+.1%} with a standard error of {error:.1%}"
+            )
+
+
+def spread(values: list[float], digits: int) -> str:
+    """Median, and the quartiles around it."""
+    low, middle, high = statistics.quantiles(values, n=4)
+    return f"{middle:.{digits}f} ({low:.{digits}f} to {high:.{digits}f})"
+
+
+def run(hearth: Hearth, folder: Path, blocks: int, seconds: float) -> None:
+    """All blocks, in turns."""
+    load, counted = Load(hearth.engine_url), folder / "scrapes"
+    load.start()
+    with counted.open("w") as sink:
+        command = [sys.executable, __file__, "--scrape", f"{hearth.url}/metrics"]
+        scraper = psutil.Popen(command, stdout=sink)
+    subjects = [Subject("nobody scrapes", False), Subject("Hearth's page, 100/s", True)]
+    subjects.append(Subject("nobody scrapes, once more", False))
+    try:
+        time.sleep(5)
+        bench = Bench(hearth, load, scraper, counted)
+        for number in range(blocks):
+            for subject in subjects if number % 2 == 0 else reversed(subjects):
+                bench.slice(subject, seconds)
+            print(f"block {number + 1} of {blocks}", file=sys.stderr)
+        report(subjects)
+    finally:
+        scraper.kill()
 
 
 def main() -> None:
-    """Start, warm, measure in turns, report."""
+    """Start, measure in turns, report."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--rounds", type=int, default=8, help="rounds of all subjects")
-    parser.add_argument("--tokens", type=int, default=300, help="tokens of each request")
+    parser.add_argument("--blocks", type=int, default=20, help="turns of all subjects")
+    parser.add_argument("--seconds", type=float, default=4.0, help="length of a slice")
     parser.add_argument("--scrape", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.scrape:
-        return scrape(options.scrape)
-    python = _tool(sys.executable, ENGINE_TOOL, "--version", "0.5.23")
+        scrape(options.scrape)
+    python = _tool(sys.executable, "tools/cpu_engine.py", "--version", "0.5.23")
     with tempfile.TemporaryDirectory() as folder:
-        hearth = Hearth(Path(folder), python, _tool(python, MODEL_TOOL))
+        hearth = Hearth(Path(folder), python, _tool(python, "tools/tiny_model.py"))
         hearth.config["canary"]["interval"] = 3600
         try:
             hearth.start()
             hearth.wait_ready()
-            run(hearth, options.rounds, options.tokens)
+            run(hearth, Path(folder), options.blocks, options.seconds)
         finally:
             hearth.clean_up()
-
-
-def run(hearth: Hearth, rounds: int, tokens: int) -> None:
-    """All rounds, in turns; the first one only warms."""
-    subjects = [
-        Subject("nobody scrapes", None),
-        Subject("nobody scrapes, once more", None),
-        Subject("Hearth's page, 100/s", f"{hearth.url}/metrics"),
-        Subject("the engine's page, 100/s", f"{hearth.engine_url}/metrics"),
-    ]
-    work(hearth.engine_url, tokens)
-    for number in range(rounds):
-        for subject in subjects if number % 2 == 0 else reversed(subjects):
-            measure(subject, hearth, tokens)
-            print(f"round {number + 1}: {subject.name}: {subject.speeds[-1]:.1f} tokens/s", file=sys.stderr)
-    report(subjects)
 
 
 if __name__ == "__main__":

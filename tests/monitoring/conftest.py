@@ -21,7 +21,8 @@ CLIENTS = {"0.22.1": "prometheus-client==0.22.1", "newest": "prometheus-client"}
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if Path(__file__).parent in item.path.parents:
-            item.add_marker(pytest.mark.monitoring)
+            on_a_host = item.path.name == "test_role.py"
+            item.add_marker(pytest.mark.host if on_a_host else pytest.mark.monitoring)
 
 
 @pytest.fixture(scope="session", autouse=True)

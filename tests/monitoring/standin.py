@@ -5,8 +5,8 @@ Pages (tests/monitoring/pages), and where they are from:
 - engine-colon.txt, engine-underscore.txt: recorded from SGLang 0.5.23 on CPU, asked as Prometheus 2 asks,
   with prometheus-client 0.22.1 and 0.26.0; only what the rules read.
 - hearth.txt: recorded from Hearth under the same load.
-- dcgm.txt, systemd.txt, gpu-fault.txt: not recorded, but written as the documentation of DCGM exporter, node
-  exporter and Hearth has it.
+- systemd.txt: the lines of node exporter 1.5 on a systemd host, for a unit that is active.
+- dcgm.txt, gpu-fault.txt: not recorded, but written as DCGM exporter's fields and Hearth's code have it.
 """
 
 from __future__ import annotations
