@@ -107,6 +107,7 @@ def test_ladder_keeps_the_other_kind_and_never_climbs_in_decode() -> None:
     ladder = dialect.ladder(dialect.resolve("tc_piecewise,breakable"))
     assert ladder.prefill == ("tc_piecewise", "breakable", "disabled")
     assert ladder.decode == ("breakable", "disabled")
+    assert dialect.ladder(dialect.resolve("piecewise")).decode == ("full", "disabled")
     assert dialect.ladder(dialect.resolve("full,full")).prefill == (
         *("full", "breakable", "tc_piecewise", "disabled"),
     )
@@ -137,7 +138,7 @@ def test_ladder_keeps_the_other_kind_and_never_climbs_in_decode() -> None:
 )
 def test_bad_plans_name_what_is_allowed(text: str) -> None:
     with pytest.raises(
-        ConfigError, match=r"PREFILL,DECODE.*breakable\|disabled\|full.*full\|breakable\|disabled"
+        ConfigError, match=r"PREFILL,DECODE.*breakable\|disabled\|full.*full\|disabled\|breakable"
     ):
         dialect_for("0.5.23").resolve(text)
 
@@ -253,7 +254,7 @@ def test_from_help_of_a_version_outside_the_table() -> None:
     dialect = Dialect.from_help("0.5.24.dev3", HELP)
     assert dialect.prefill == ("breakable", "disabled")
     assert dialect.on_request == ("full",)
-    assert dialect.decode == ("full", "breakable", "disabled")
+    assert (dialect.decode, dialect.decode_on_request) == (("full", "disabled"), ("breakable",))
     assert " ".join(dialect.argv(dialect.resolve("piecewise", 8))) == (
         NEW.format("breakable", "full") + " --cuda-graph-max-bs-decode 8"
     )

@@ -63,11 +63,13 @@ def test_json_of_every_fixture(row: dict[str, Any]) -> None:
         ("graph_capture-dynamo-0.5.9.log", ("disabled", "full", 32)),
         ("graph_capture-dynamo-piecewise-0.5.11.log", ("disabled", "full", 32)),
         ("graph_capture-breakable-illegal-access-0.5.23.log", ("disabled", "full", 32)),
-        ("graph_capture-decode-0.5.23.log", ("breakable", "breakable", 32)),
+        ("graph_capture-decode-0.5.23.log", ("breakable", "disabled", 32)),
         ("oom-capture-decode-0.5.23.log", ("breakable", "full", 16)),
         ("oom-capture-old-0.5.9.log", ("tc_piecewise", "full", 16)),
-        ("hang-capture-decode-0.5.23.log", ("breakable", "breakable", 32)),
+        ("hang-capture-decode-0.5.23.log", ("breakable", "disabled", 32)),
         ("engine_killed-scheduler-sigkill-0.5.17.log", ("disabled", "full", 64)),
+        ("gpu-graph_capture-decode-breakable-0.5.17.log", ("tc_piecewise", "disabled", 64)),
+        ("gpu-graph_capture-raw-fp4-0.5.17.log", ("breakable", "full", 64)),
     ],
 )
 def test_next_plan_is_read_from_the_log(name: str, plan: tuple[str, str, int]) -> None:

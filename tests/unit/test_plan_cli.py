@@ -23,7 +23,7 @@ def run(*args: str) -> Result:
 def test_text_shows_one_flag_a_line_and_the_ways_down() -> None:
     assert run("-v", "0.5.23", "-g", "breakable,full,32").stdout.splitlines() == [
         "SGLang 0.5.23, piecewise: prefill breakable, decode full",
-        "Ways down: prefill breakable > disabled; decode full > breakable > disabled",
+        "Ways down: prefill breakable > disabled; decode full > disabled",
         "python3 -m sglang.launch_server \\",
         "    --cuda-graph-backend-prefill breakable \\",
         "    --cuda-graph-backend-decode full \\",

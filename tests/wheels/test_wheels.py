@@ -65,7 +65,8 @@ def between(version: str, first: str, last: str | None) -> bool:
 
 def plans(dialect: Dialect) -> Iterator[GraphPlan]:
     prefill = (*dialect.prefill, *dialect.on_request)
-    for graphs, size in itertools.product(itertools.product(prefill, dialect.decode), (None, 32)):
+    decode = (*dialect.decode, *dialect.decode_on_request)
+    for graphs, size in itertools.product(itertools.product(prefill, decode), (None, 32)):
         yield GraphPlan(*graphs, size)
 
 
@@ -131,7 +132,7 @@ def test_backends_are_the_ones_that_the_release_allows(wheel: Wheel) -> None:
         return
     allowed = wheel.allowed_backends
     assert {*dialect.prefill, *dialect.on_request} == set(allowed["prefill"])
-    assert set(dialect.decode) == set(allowed["decode"]) - {"tc_piecewise"}
+    assert {*dialect.decode, *dialect.decode_on_request} == set(allowed["decode"]) - {"tc_piecewise"}
     if "tc_piecewise" in allowed["decode"]:
         source = "sglang/srt/model_executor/runner_backend/utils.py"
         assert "decode='tc_piecewise' is not yet implemented" in wheel.text(source)

@@ -208,7 +208,7 @@ def _axis(run: Run, match: Match, kind: FailureKind, phase: Phase) -> Axis:
         framed = _frames(run, match)
         if framed is not None:
             return framed
-        # SGLang 0.5.17 says "for prefill runner" of decode graphs as well: in a capture the phase knows better.
+        # SGLang 0.5.17 says "for prefill runner" of decode graphs as well: the phase knows better.
         if phase.capturing:
             return _axis_of_phase(phase)
         if row.axis is not None:

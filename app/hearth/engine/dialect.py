@@ -31,8 +31,8 @@ Words = tuple[str, ...]
 class Style:
     """One way to spell a plan: the command-line words of each backend, and the flag of the decode batch size.
 
-    `steps` and `on_request` are the prefill backends as in `Dialect`, for engines that only their
-    `--help` tells of.
+    `steps` and the two `on_request` are backends as in `Dialect`, for engines that only their `--help` tells
+    of.
     """
 
     name: str
@@ -41,6 +41,7 @@ class Style:
     decode_max_bs: str
     steps: Words
     on_request: Words
+    decode_on_request: Words = ()
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,8 @@ class Dialect:
     """What Hearth has to know of one SGLang version, for one model architecture.
 
     `prefill` and `decode` are the backends in ladder order (first = best), ending with `disabled`;
-    `on_request` are prefill backends that are taken when written out but never stepped down to.
+    `on_request` are prefill backends that are taken when written out but never stepped down to,
+    `decode_on_request` such decode backends.
     `decode_first` says whether decode graphs are captured before prefill graphs. `serve_command` starts
     the engine, its first word standing for the interpreter (or for the script beside it). `dsa_prefix` is
     `nsa` or `dsa`, as in `--nsa-decode-backend`. `jit_guard` is the environment that makes a compilation
@@ -60,6 +62,7 @@ class Dialect:
     decode: Words
     style: Style = field(repr=False)
     on_request: Words = ()
+    decode_on_request: Words = ()
     decode_first: bool = False
     serve_command: Words = ()
     dsa_prefix: str = "dsa"
@@ -101,7 +104,8 @@ class Dialect:
     def ladder(self, wanted: GraphPlan) -> Ladder:
         """The ways down from `wanted`. Raises ConfigError as `argv` does."""
         self._check(wanted)
-        return Ladder.build(wanted, self.prefill, self.decode)
+        below = (wanted.decode, DISABLED) if wanted.decode in self.decode_on_request else self.decode
+        return Ladder.build(wanted, self.prefill, below)
 
     def cache_env(self, base: str) -> dict[str, str]:
         """The variables that put every cache of compiled kernels below the directory `base`."""
@@ -131,10 +135,12 @@ class Dialect:
                 f"SGLang {version}: its --help has none of the CUDA-graph flags that Hearth knows",
                 f"use a version from {known_versions()}",
             )
+        offered = [n for n in style.decode if _offers(help_text, flags, style.decode[n])]
         row = {
             "prefill": [n for n in style.steps if _offers(help_text, flags, style.prefill[n])],
             "on_request": [n for n in style.on_request if _offers(help_text, flags, style.prefill[n])],
-            "decode": [n for n in style.decode if _offers(help_text, flags, style.decode[n])],
+            "decode": [n for n in offered if n not in style.decode_on_request],
+            "decode_on_request": [n for n in offered if n in style.decode_on_request],
             "decode_first": style.name != "per_phase",
         }
         return _build(_parsed(version), row, style, arch)
@@ -156,7 +162,10 @@ class Dialect:
         return parts[0], parts[1], int(parts[2]) if len(parts) == 3 else None
 
     def _check(self, plan: GraphPlan) -> None:
-        known = {"prefill": (*self.prefill, *self.on_request), "decode": self.decode}
+        known = {
+            "prefill": (*self.prefill, *self.on_request),
+            "decode": (*self.decode, *self.decode_on_request),
+        }
         for axis, backend in (("prefill", plan.prefill), ("decode", plan.decode)):
             if backend not in known[axis]:
                 why = self.reasons.get(backend, "") if axis == "prefill" else ""
@@ -170,7 +179,8 @@ class Dialect:
 
     def _allowed(self) -> str:
         prefill = "|".join((*self.prefill, *self.on_request))
-        return f"{', '.join(WORDS)}, or PREFILL,DECODE[,MAXBS] with {prefill} and {'|'.join(self.decode)}"
+        decode = "|".join((*self.decode, *self.decode_on_request))
+        return f"{', '.join(WORDS)}, or PREFILL,DECODE[,MAXBS] with {prefill} and {decode}"
 
     def _why(self) -> str:
         return "".join(f"; {name}: {why}" for name, why in self.reasons.items())
@@ -209,6 +219,7 @@ def _build(version: Version, row: Mapping[str, Any], style: Style, arch: str | N
         decode=tuple(row["decode"]),
         style=style,
         on_request=tuple(name for name in row.get("on_request", ()) if name not in without),
+        decode_on_request=tuple(row.get("decode_on_request", ())),
         decode_first=bool(row.get("decode_first", False)),
         serve_command=tuple(table["serve_command"]),
         dsa_prefix=[r["value"] for r in table["dsa_prefix"] if version >= Version(r["from"])][-1],
@@ -262,6 +273,7 @@ def _styles() -> tuple[tuple[str, Style], ...]:
                 data["decode_max_bs"],
                 tuple(data["steps"]),
                 tuple(data["on_request"]),
+                tuple(data.get("decode_on_request", ())),
             ),
         )
         for name, data in _table()["styles"].items()

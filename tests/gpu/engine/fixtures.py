@@ -2,7 +2,8 @@
 
     python3 tests/gpu/engine/fixtures.py HEARTH_LOG RUN > NAME.log      RUN counts the starts, from 1
 
-Hearth's own lines and the accesses to /metrics go; paths become those of the other fixtures; long lines are cut.
+Hearth's own lines and lines of requests go; paths become those of the other fixtures; long lines are cut;
+of the engine's arguments those about graphs stay.
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ from pathlib import Path
 
 OWN = re.compile(r"^\[[\d\- :]+ hearth\] ")
 STARTED = re.compile(r"^\[[\d\- :]+ hearth\] Starting the engine ")
-NOISE = re.compile(r'"GET /metrics HTTP|"POST /(generate|v1/completions) HTTP|^\[[^\]]+\] (Prefill|Decode) batch')
+NOISE = re.compile(
+    r'"GET /metrics HTTP|"POST /(generate|v1/completions) HTTP|^\[[^\]]+\] (Prefill|Decode) batch'
+)
 PLACES = (
     (re.compile(r"/tmp/hgpu/site"), "/opt/engine/site"),
     (re.compile(r"/tmp/hgpu/work/models"), "/opt/engine/m"),
@@ -47,6 +50,9 @@ def scrubbed(lines: list[str]) -> list[str]:
 def _scrub(line: str) -> str:
     for pattern, place in PLACES:
         line = pattern.sub(place, line)
+    if "server_args=" in line:
+        head, _, dump = line.partition("cuda_graph_config=")
+        return head[:200] + " ... cuda_graph_config=" + dump[: dump.rindex("cuda_graph") + 20]
     return line[:LONGEST]
 
 
