@@ -102,6 +102,8 @@ class Supervisor:
         while True:
             self._move(State.STARTING, f"Starting the engine with {_describe(self.board.plan)}.")
             baseline = self._gpus.used_bytes()
+            for sentence in self._gpus.held(MEMORY_SLACK):
+                log.warning("%s", self._redactor(sentence))
             life = self._new_life(probe)
             try:
                 failure = await life.live(self._stop)

@@ -64,6 +64,14 @@ def test_what_the_cards_say(cards: list[int | None]) -> None:
     assert gpus.foreign_processes(ours=[os.getpid()]) == []
 
 
+def test_who_holds_memory_is_named_before_a_start(cards: list[int | None]) -> None:
+    cards[2] = 137 * GIB
+    first, second = Gpus().held(2 * GIB)
+    assert first == "GPU 0: 3.0 GiB are in use already, by processes that can't be seen from here"
+    assert second.startswith(f"GPU 2: 137.0 GiB are in use already, by pid {os.getpid()} (")
+    assert Gpus().held(200 * GIB) == []
+
+
 async def test_waiting_for_memory(cards: list[int | None]) -> None:
     gpus = Gpus()
     assert await gpus.wait_memory_below([3 * GIB, 0, GIB], 0, 1)

@@ -75,6 +75,21 @@ class Gpus:
             if process.pid not in ours
         ]
 
+    def held(self, at_least: int) -> list[str]:
+        """One sentence for each GPU of which `at_least` bytes are in use: how much, and by which processes.
+
+        Ask before the engine starts: what is in use then, it will lack. Processes of other containers
+        can't be seen and are said to be so.
+        """
+        holders = self.foreign_processes()
+        sentences = []
+        for index, used in enumerate(self.used_bytes()):
+            if used >= at_least:
+                seen = [f"pid {pid} ({command or 'unknown'})" for i, pid, command, _ in holders if i == index]
+                by = ", ".join(seen) or "processes that can't be seen from here"
+                sentences.append(f"GPU {index}: {used / 2**30:.1f} GiB are in use already, by {by}")
+        return sentences
+
     async def wait_memory_below(
         self, baseline: Sequence[int], slack_bytes: int, timeout: float = 120.0
     ) -> bool:
