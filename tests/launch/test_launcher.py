@@ -61,7 +61,7 @@ def test_secrets_reach_one_user_and_nothing_else(site: Site) -> None:
     said = {**CONFIG, "secrets": {"api_key_file": "/run/secrets/api_key"}}
     site.launch(release=site.add(config=said)["id"])
     site.ready()
-    assert f"uid 10001, secret of {len(secret)} characters" in site.log
+    wait(lambda: f"uid 10001, secret of {len(secret)} characters" in site.log, "the container's first line")
     (folder,) = site.runtime.iterdir()
     assert (folder.stat().st_mode & 0o777, folder.stat().st_uid) == (0o700, 10001)
     assert (folder / "api_key").stat().st_mode & 0o777 == 0o400
