@@ -75,6 +75,15 @@ def run(target: Target, script: str, root: bool = True, timeout: float = 60) -> 
     return said
 
 
+def service_says(target: Target) -> str:
+    """What Hearth's unit on the host says of itself; empty where it says nothing, or can't be asked."""
+    try:
+        said = run(target, "systemctl show --property=StatusText --value hearth", root=False, timeout=20)
+    except HearthError:
+        return ""
+    return said.out.strip()[:200]
+
+
 def refusal(target: Target, said: Said) -> HearthError | None:
     """What ssh's or sudo's last words mean; None where they let us in (pure)."""
     if said.code == _SSH_FAILED and not target.local:

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from hearth.deploy import gate, hostlock, report
+from hearth.deploy import gate, hostlock, remote, report
 from hearth.deploy.inventory import Target, to_ansible
 from hearth.deploy.progress import Progress
 from hearth.deploy.view import View
@@ -73,7 +73,8 @@ def perform(job: Job, record: Record, ansible: Path, root_why: str = "") -> tupl
     ansible = ansible.resolve()
     progress = Progress(time.monotonic())
     targets = list(job.targets)
-    view = View(progress)
+    named = {target.name: target for target in targets}
+    view = View(progress, look=lambda host: remote.service_says(named[host]))
     me = hostlock.myself(root_why or job.action, record.id)
     holding = nullcontext() if job.dry else hostlock.held(targets, me, view.say)
     with holding, view:
