@@ -50,7 +50,6 @@ OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
 LOCAL = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo", "SGLANG_HOST_IP": "127.0.0.1"}
 # A host may forbid NVLink multicast to its guests: what forbids it has to reach the engine.
 PASSED = ("NCCL_NVLS_ENABLE", "TORCH_SYMM_MEM_DISABLE_MULTICAST", "NVSHMEM_DISABLE_NVLS")
-FP4 = {"FLASHINFER_CUDA_ARCH_LIST": "9.0a"}
 
 
 def gpu_machine(work: Path, site: Path | None) -> Machine:
@@ -100,7 +99,7 @@ async def smoke(run: Run) -> None:
 
 def seed(name: str, fault: str) -> Wish:
     """The seed story's engine: FlashInfer's function in the linear layers, torch.compile over them."""
-    env = {"HEARTH_GPU_FAULT": fault, **FP4}
+    env = {"HEARTH_GPU_FAULT": fault}
     return Wish(name, "tc_piecewise,full", env=env, cache="cache-fp4")
 
 
@@ -151,9 +150,7 @@ async def main_part(run: Run) -> None:
 
 async def second_wave(run: Run, up: dict[str, Served]) -> None:
     """Three faults on running engines, and three more starts, side by side."""
-    fp4 = run.serve(
-        Wish("seed-op", "tc_piecewise,full", env={"HEARTH_GPU_FAULT": "hearth_fp4", **FP4}, cache="cache-fp4")
-    )
+    fp4 = run.serve(seed("seed-op", "hearth_fp4"))
     moe = {
         "moe-standard": run.serve(Wish("moe-standard", "standard", "moe")),
         "moe-breakable": run.serve(Wish("moe-breakable", "breakable,full", "moe")),
@@ -176,13 +173,20 @@ async def second_wave(run: Run, up: dict[str, Served]) -> None:
 
 
 async def seal_and_serve(run: Run) -> None:
-    """A copy of the warm cache, sealed."""
-    shutil.copytree(run.machine.work / "cache", run.machine.work / "cache-sealed", symlinks=True)
-    wish = steps.sealed_wish(run, "cache-sealed", SANDBOX_USER)
-    before = steps.digest(run.machine.work / "cache-sealed")
-    served = run.serve(wish)
-    await run.step("sealed", steps.sealed(run, served, before))
-    served.kill()
+    """A copy of the warm cache, sealed; as root, served by a user who may not change it."""
+
+    async def serve() -> dict[str, Any]:
+        cache = run.machine.work / "cache-sealed"
+        shutil.copytree(run.machine.work / "cache", cache, symlinks=True)
+        wish = steps.sealed_wish(run, cache.name, None if os.geteuid() else SANDBOX_USER)
+        before = steps.digest(cache)
+        served = run.serve(wish)
+        try:
+            return await steps.sealed(run, served, before)
+        finally:
+            served.kill()
+
+    await run.step("sealed", serve())
 
 
 async def tp(run: Run) -> None:

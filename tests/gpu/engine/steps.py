@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import os
+import shutil
 import signal
 import statistics
 import subprocess
@@ -20,7 +21,6 @@ from run import Run
 from served import Served, Wish
 
 FAULTS = str(Path(__file__).resolve().parent / "faults")
-BIG = {"memory_free": 60}
 
 
 def facts(run: Run) -> dict[str, Any]:
@@ -270,7 +270,7 @@ time.sleep(600)
 """
 
 
-async def stranger(run: Run, gpu: int, leave_gib: float = 1.5, tp: int = 1) -> dict[str, Any]:
+async def stranger(run: Run, gpu: int, leave_gib: float = 1.5) -> dict[str, Any]:
     """Another process holds almost all memory of one GPU while Hearth starts an engine."""
     size = gib_free(run, gpu) - leave_gib - 0.6
     script = run.machine.work / "hold_memory.py"
@@ -305,22 +305,26 @@ async def stranger(run: Run, gpu: int, leave_gib: float = 1.5, tp: int = 1) -> d
 # --- sealed ---
 
 
-def sealed_wish(run: Run, cache: str, user: int) -> Wish:
+def sealed_wish(run: Run, cache: str, user: int | None) -> Wish:
     """No compiler on PATH, JIT off, the cache's files read-only, and a user who owns only its folders."""
     from hearth.kernels.seal import seal_env, seal_tree
 
     root = run.machine.work / cache
     scratch = run.machine.work / "sealed-scratch"
-    empty = run.machine.work / "sealed-bin"
-    for folder in (scratch, empty):
+    tools = run.machine.work / "sealed-bin"
+    for folder in (scratch, tools):
         folder.mkdir(exist_ok=True)
+    # Triton's key for its compiled stubs depends on whether `file` is there (platform.architecture runs it).
+    program = shutil.which("file")
+    if program and not (tools / "file").exists():
+        (tools / "file").symlink_to(program)
     seal_tree(root)
-    os.chown(scratch, user, user)
-    for folder, _, _ in os.walk(root):
+    for folder in (str(scratch), *(path for path, _, _ in os.walk(root))) if user is not None else ():
         os.chown(folder, user, user)
     env = seal_env(run.machine.version, str(root), str(scratch))
-    env.update(PATH=str(empty), CUDA_HOME="/nonexistent", CC="", CXX="")
-    env.update(HOME=str(scratch), TMPDIR=str(scratch), USER="sealed")
+    env.update(
+        PATH=str(tools), CUDA_HOME="/nonexistent", HOME=str(scratch), TMPDIR=str(scratch), USER="sealed"
+    )
     return Wish("sealed", "breakable,full", env=env, cache=cache, user=user)
 
 
