@@ -1,14 +1,13 @@
 """A real Docker Engine, a Debian root made here, and the `cpu` image built and checked on it.
 
-Uses the Engine that HEARTH_TEST_DOCKER names (a DOCKER_HOST), else starts one of its own, which needs root
-and `dockerd`; without either the tests are skipped, with the reason. Images stay between runs: the next run
+Uses the Engine that HEARTH_TEST_DOCKER names (a DOCKER_HOST), else starts one of its own, which needs root;
+without either the tests are skipped, with the reason. Images stay between runs: the next run
 takes every step from the cache.
 """
 
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -18,6 +17,7 @@ from typing import Any
 import pytest
 
 from tests.dockerd import own_engine
+from tests.tools import ENGINE, installed
 
 ROOT = Path(__file__).resolve().parents[2]
 IMAGES = ROOT / "images"
@@ -37,9 +37,10 @@ def docker_host() -> Iterator[str]:
     given = os.environ.get("HEARTH_TEST_DOCKER")
     if given:
         yield given
-    elif os.geteuid() != 0 or shutil.which("dockerd") is None:
-        pytest.skip("no Docker Engine: set HEARTH_TEST_DOCKER, or run as root with dockerd installed")
+    elif os.geteuid() != 0:
+        pytest.skip("no Docker Engine: set HEARTH_TEST_DOCKER, or run as root")
     else:
+        installed(ENGINE)
         with own_engine() as address:
             yield address
 

@@ -1,0 +1,30 @@
+"""Programs that tests drive, from the distribution."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Mapping
+
+import pytest
+
+ENGINE = {"dockerd": "docker.io", "mmdebstrap": "mmdebstrap", "ip": "iproute2"}
+"""What a Docker Engine of our own and a Debian root take: program and package."""
+
+
+def installed(packages: Mapping[str, str]) -> None:
+    """Install the packages whose program is missing; without root, skip the test and say what to install.
+
+    No service of theirs is started. Raises AssertionError with apt's own words.
+    """
+    missing = sorted({package for program, package in packages.items() if shutil.which(program) is None})
+    if not missing:
+        return
+    if os.geteuid() != 0 or shutil.which("apt-get") is None:
+        pytest.skip(f"missing {', '.join(missing)}: apt-get install {' '.join(missing)}, and run as root")
+    # RUNLEVEL=1 makes invoke-rc.d leave services alone, as in a chroot.
+    environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive", "RUNLEVEL": "1"}
+    for words in (["update", "-qq"], ["install", "-y", "-qq", "--no-install-recommends", *missing]):
+        done = subprocess.run(["apt-get", *words], env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
