@@ -31,7 +31,7 @@ test-image: setup ## Build the cpu image with a real Docker Engine and try every
 	@$(PY) -m pytest -m image tests/image
 
 test-host: setup ## Deploy to a real systemd host made here, over SSH
-	@$(PY) -m pytest -m host tests/host
+	@$(PY) -m pytest -m host tests/host tests/launch
 
 test-monitoring: setup ## A real Prometheus and Alertmanager against a real engine
 	@$(PY) -m pytest -m monitoring tests/monitoring

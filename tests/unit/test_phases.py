@@ -158,6 +158,13 @@ def test_progress_text(bar: str, text: str) -> None:
     assert tracker.progress_text == text
 
 
+def test_a_new_phase_has_no_progress_yet() -> None:
+    bar = "Multi-thread loading shards:  12% Completed | 10/85 [00:10<01:20,  1.02it/s]"
+    tracker, moves = walk(["server_args={}", "Load weight begin", bar, "Load weight end."])
+    assert moves[-1] not in (N, L)
+    assert tracker.progress_text == ""
+
+
 @pytest.mark.parametrize(
     ("line", "rank"),
     [

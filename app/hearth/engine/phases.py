@@ -171,7 +171,7 @@ class PhaseTracker:
 
     @property
     def progress_text(self) -> str:
-        """What the last progress bar said, e.g. `Capturing batches 3/12 (bs=48)`; else empty."""
+        """What this phase's last progress bar said, e.g. `Capturing batches 3/12 (bs=48)`; else empty."""
         found = _BAR.search(self._bar)
         if not found:
             return ""
@@ -225,4 +225,4 @@ class PhaseTracker:
         if phase is self.phase:
             return
         self.seconds_done[self.phase] = self.seconds_done.get(self.phase, 0.0) + now - self._since
-        self.phase, self._since = phase, now
+        self.phase, self._since, self._bar = phase, now, ""
