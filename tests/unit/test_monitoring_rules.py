@@ -162,3 +162,11 @@ def test_shortened_rules_are_the_same_but_for_time_and_limits(path: Path):
             bare = re.compile(r"\[\w+\]")
             assert bare.sub("[]", before["expr"]) == bare.sub("[]", after["expr"])
         assert ("for" in before) == ("for" in after)
+
+
+def test_the_mixin_has_every_file():
+    """Its text: jsonnet isn't among the tools."""
+    mixin = (FOLDER.parent / "mixin.libsonnet").read_text()
+    named = set(re.findall(r"import(?:str)? '([^']+)'", mixin))
+    dashboards = (FOLDER.parent / "grafana/dashboards").glob("*.json")
+    assert named == {str(path.relative_to(FOLDER.parent)) for path in [*files(), *dashboards]}
