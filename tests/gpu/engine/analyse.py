@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-PATHS = ((re.compile(r"/tmp/hgpu/site"), "SITE"), (re.compile(r"/tmp/hgpu/work|/work/main"), "WORK"))
+PATHS = ((re.compile(r"/tmp/hgpu/site"), "SITE"), (re.compile(r"/tmp/hgpu/work"), "WORK"))
 PLAN_KEYS = ("ttft_32_ms", "ttft_512_ms", "one_stream", "at_once_32")
 PHASES = ("spawn", "init", "load", "memory", "capture_prefill", "capture_decode", "bind", "warmup")
 DROPPED = frozenset({"trace", "bundle", "next_plan", "hint"})

@@ -21,8 +21,7 @@ PLACES = (
     (re.compile(r"/tmp/hgpu/site"), "/opt/engine/site"),
     (re.compile(r"/tmp/hgpu/work/models"), "/opt/engine/m"),
     (re.compile(r"/tmp/hgpu/work"), "/opt/engine/work"),
-    (re.compile(r"/opt/torch/\.venv/lib/python3\.12/site-packages"), "/opt/engine/lib"),
-    (re.compile(r"/opt/torch/\.venv"), "/opt/engine/venv"),
+    (re.compile(r"/[\w/.]+/lib/python3\.\d+/(?:site|dist)-packages"), "/opt/engine/lib"),
 )
 LONGEST = 400
 KEPT_BATCHES = 3
