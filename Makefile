@@ -16,9 +16,9 @@ setup: ## Make .venv with everything that Hearth and its tools need
 demo: setup ## A real SGLang server on CPU: its piecewise plan breaks, Hearth brings it back, it answers
 	@$(PY) demo/demo.py
 
-test: setup ## All tests, with a real SGLang server on CPU (about 20 minutes on 2 cores)
+test: setup ## Every test that needs no GPU: engine, Docker Engine, systemd host, Prometheus (40 minutes on 2 cores, as root)
 	@tools/setup.sh --test-tools
-	@$(PY) -m pytest -m "not image and not gpu"
+	@$(PY) -m pytest -m "not gpu"
 
 test-unit: setup ## The tests that need no engine (about two minutes)
 	@tools/setup.sh --test-tools
