@@ -26,6 +26,7 @@ from hearth.errors import ExitCode, HearthError, StateError
 from hearth.failure import Failure
 from hearth.faultwatch import FaultWatch
 from hearth.host.gpu import Gpus
+from hearth.kernels.warm import unlike as warmed_unlike
 from hearth.ladder import GraphPlan
 from hearth.life import Launch, Life
 from hearth.metrics import Metrics
@@ -83,6 +84,9 @@ class Supervisor:
         self.metrics.set_state(State.IDLE, State.IDLE)
         ensure_free(self._config.ports.engine_host, self._config.ports.engine)
         await self._web.start()
+        unlike = warmed_unlike(self._config.paths.cache, self._env().get("PATH"))
+        if unlike is not None:
+            log.warning("%s", unlike)
         turning = asyncio.create_task(self._turn())
         if self._config.profile == "gpu":
             self._faults.start()

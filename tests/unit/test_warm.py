@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from hearth.cli.warm import Engine, starter
 from hearth.errors import CheckFailed, ConfigError, StateError
-from hearth.kernels.warm import MARKER, WarmBusy, cache_key, find, warm
+from hearth.kernels.warm import MARKER, WarmBusy, cache_key, find, unlike, warm
 
 KEY = "k-1"
 
@@ -42,6 +42,20 @@ def test_a_filled_cache_is_whole_sealed_and_found(tmp_path: Path) -> None:
     assert (done.files, done.size) == (1, 4)
     assert not stat.S_IMODE((done.path / "triton" / "a.cubin").stat().st_mode) & 0o222
     assert sorted(path.name for path in tmp_path.iterdir()) == [".lock", KEY]
+
+
+def test_a_cache_warmed_with_the_file_program_is_of_no_use_without_it(tmp_path: Path) -> None:
+    tools, bare = tmp_path / "tools", tmp_path / "bare"
+    for folder in (tools, bare):
+        folder.mkdir()
+    (tools / "file").write_text("#!/bin/sh\n")
+    (tools / "file").chmod(0o755)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PATH", str(tools))
+        cache = asyncio.run(warm(tmp_path / "caches", KEY, fill)).path
+    assert unlike(cache, str(tools)) is None
+    assert "`file` is not here, but was where" in str(unlike(cache, str(bare)))
+    assert unlike(tmp_path, str(bare)) is None
 
 
 def test_a_second_warming_does_not_start_anything(tmp_path: Path) -> None:

@@ -75,6 +75,24 @@ def find(root: Path, key: str) -> Path | None:
     return path if not path.is_symlink() and (path / MARKER).is_file() else None
 
 
+def unlike(cache: Path, search: str | None = None) -> str | None:
+    """Why a served engine will not find what was warmed into `cache`: a sentence, or None.
+
+    Triton names the stubs that it compiles with C by `platform.architecture()` among others (3.6,
+    runtime/build.py), which runs the program `file`. With that on PATH (`search`, or this process's) only
+    here, or only where the cache was warmed, each stub is compiled again, which a sealed image can't.
+    """
+    then = _facts(cache).get("file_program")
+    now = shutil.which("file", path=search) is not None
+    if then is None or then == now:
+        return None
+    where = "here, but was not where" if now else "not here, but was where"
+    return (
+        f"{cache}: the program `file` is {where} these caches were warmed, so Triton will not find its "
+        "compiled stubs: warm again in an image that is like this one in that"
+    )
+
+
 async def warm(root: Path, key: str, start: Start, keep: int = _KEPT) -> Warmed:
     """Make the cache of `key` unless it is there: `start(folder)` fills it and returns with the engine gone.
 
@@ -117,7 +135,8 @@ def _finish(aside: Path, key: str, seconds: float) -> None:
     if files == 0:
         raise CheckFailed("the engine wrote no cache at all", "does it get the environment that Hearth sets?")
     size = sum(path.lstat().st_size for path in aside.rglob("*") if path.is_file())
-    facts = {"schema_version": 1, "key": key, "files": files, "bytes": size, "seconds": round(seconds, 1)}
+    facts: dict[str, Any] = {"schema_version": 1, "key": key, "files": files, "bytes": size}
+    facts |= {"seconds": round(seconds, 1), "file_program": shutil.which("file") is not None}
     marker = aside / MARKER
     with marker.open("w", encoding="utf-8") as file:
         json.dump({**facts, "made_at": int(time.time())}, file)
