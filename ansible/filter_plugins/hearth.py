@@ -16,7 +16,7 @@ class FilterModule:
             "hearth_pci_gpus": facts.pci_gpus,
             "hearth_gpu_count_problem": facts.gpu_count_problem,
             "hearth_problems": facts.problems,
-            "hearth_output": facts.output,
+            "hearth_asked": facts.asked,
             "hearth_json": facts.last_json,
             "hearth_release_differs": facts.release_differs,
         }

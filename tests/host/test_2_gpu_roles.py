@@ -24,7 +24,6 @@ PLAYBOOK = """
 - hosts: all
   gather_facts: false
   tasks:
-    - ansible.builtin.import_role: {name: nvidia_driver, tasks_from: look}
     - ansible.builtin.import_role: {name: nvidia_driver, tasks_from: verify}
     - ansible.builtin.import_role: {name: host_tuning, tasks_from: verify}
 """

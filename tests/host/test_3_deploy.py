@@ -48,7 +48,7 @@ def killed_half_way(operator: Operator, machine: Machine) -> None:
     while machine.try_ssh("test -e /opt/hearth/venvs/*/bin/pip").returncode != 0:
         assert running.poll() is None, running.stdout.read() if running.stdout else ""
         assert time.monotonic() < ends
-        time.sleep(1)
+        time.sleep(2)
     os.killpg(running.pid, signal.SIGKILL)
     running.wait()
 
@@ -72,7 +72,7 @@ def watched(operator: Operator, machine: Machine, image: str) -> Watched:
             "test -e /run/hearth-deploy.lock && echo running; true"
         ):
             second = operator.deploy()
-        time.sleep(1)
+        time.sleep(3)
     output = running.stdout.read() if running.stdout else ""
     assert second is not None
     return Watched(running.returncode, output, states, second)

@@ -11,7 +11,15 @@ from hypothesis import strategies as st
 
 from hearth.config import load
 from hearth.deploy.draft import draft
-from hearth.deploy.facts import gpu_count_problem, last_json, output, pci_gpus, problems, release_differs
+from hearth.deploy.facts import (
+    asked,
+    gpu_count_problem,
+    last_json,
+    output,
+    pci_gpus,
+    problems,
+    release_differs,
+)
 from hearth.deploy.release import ConfigRef, Draft, Release, sha256, with_digest
 from hearth.errors import ConfigError
 
@@ -44,33 +52,34 @@ def test_gpus_on_the_bus() -> None:
 def test_any_text_is_no_gpu_at_worst(text: str) -> None:
     assert isinstance(pci_gpus(text), list)
     assert isinstance(last_json(text), dict)
+    assert isinstance(asked(text), dict)
     assert isinstance(
         problems({"nvidia_smi": text, "modinfo": text, "lspci": text}, {}, ["gpu", "driver", "pci"]), list
     )
 
 
 @pytest.mark.parametrize(
-    ("result", "said"),
+    ("text", "code", "said"),
     [
-        ({"stdout": "version: 590", "rc": 0}, {"text": "version: 590", "code": 0, "problem": ""}),
-        (
-            {"stdout": "sh: 1: nvidia-smi: not found", "rc": 127},
-            {"text": "", "code": 127, "problem": "not installed"},
-        ),
-        (
-            {"stdout": "cat: /proc/x: No such file or directory", "rc": 1},
-            {"text": "", "code": 1, "problem": "no such file"},
-        ),
-        ({"stdout": "", "rc": 124}, {"text": "", "code": 124, "problem": "no answer in 60 s"}),
-        (
-            {"stdout": "No devices were found", "rc": 6},
-            {"text": "No devices were found", "code": 6, "problem": ""},
-        ),
-        ({}, {"text": "", "code": 1, "problem": ""}),
+        ("version: 590", 0, {"text": "version: 590", "code": 0, "problem": ""}),
+        ("sh: 1: nvidia-smi: not found", 127, {"text": "", "code": 127, "problem": "not installed"}),
+        ("cat: /proc/x: No such file or directory", 1, {"text": "", "code": 1, "problem": "no such file"}),
+        ("", 124, {"text": "", "code": 124, "problem": "no answer in 60 s"}),
+        ("No devices were found", 6, {"text": "No devices were found", "code": 6, "problem": ""}),
     ],
 )
-def test_results_as_facts(result: dict[str, object], said: dict[str, object]) -> None:
-    assert output(result) == said
+def test_what_a_tool_said(text: str, code: int, said: dict[str, object]) -> None:
+    assert output(text, code) == said
+    assert asked(f"=== a\n{text}\n\n=== a ended with {code}\n")["a"]["problem"] == said["problem"]
+
+
+def test_what_several_tools_said() -> None:
+    said = "=== a\none\n\n=== b is not the end\n\n=== a ended with 0\n"
+    said += "=== b\n\n=== b ended with 3\n=== c\ncut off"
+    assert asked(said) == {
+        "a": {"text": "one\n\n=== b is not the end\n", "code": 0, "problem": ""},
+        "b": {"text": "", "code": 3, "problem": ""},
+    }
 
 
 def test_verdicts_of_a_host_without_a_driver() -> None:

@@ -68,9 +68,14 @@ def last_json(text: str) -> dict[str, Any]:
     return {}
 
 
-def output(result: Mapping[str, Any]) -> dict[str, Any]:
-    """One registered result of a shell command as a fact: text, exit status, and why there is nothing."""
-    text, code = str(result.get("stdout") or ""), result.get("rc")
+def asked(said: str) -> dict[str, dict[str, Any]]:
+    """What several tools said, each between `=== NAME` and `=== NAME ended with CODE`, as facts by name."""
+    found = re.finditer(r"^=== (\w+)\n(.*?)\n?^=== \1 ended with (\d+)$", said, re.M | re.S)
+    return {each[1]: output(each[2], int(each[3])) for each in found}
+
+
+def output(text: str, code: int) -> dict[str, Any]:
+    """One tool's output as a fact: text, exit status, and why there is nothing."""
     problem = ""
     if code == 127 or (code != 0 and re.search(r": (command )?not found\s*$", text)):
         problem = "not installed"
@@ -78,7 +83,7 @@ def output(result: Mapping[str, Any]) -> dict[str, Any]:
         problem = "no such file"
     elif code == 124:
         problem = "no answer in 60 s"
-    return {"text": "" if problem else text, "code": code if isinstance(code, int) else 1, "problem": problem}
+    return {"text": "" if problem else text, "code": code, "problem": problem}
 
 
 def release_differs(current: str, draft: Mapping[str, Any], ref: str, digest: str, config: str) -> bool:
