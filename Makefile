@@ -5,7 +5,7 @@ VENV := .venv
 PY := $(VENV)/bin/python
 
 .PHONY: help setup demo test test-unit test-engine test-image test-host test-monitoring test-gpu image lint format lock \
-	bench-supervisor clean deploy plan rollback releases status logs doctor restart remove
+	bench-supervisor bench-scrapes clean deploy plan rollback releases status logs doctor restart remove
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z -]+:.*## /{printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -18,7 +18,7 @@ demo: setup ## A real SGLang server on CPU: its piecewise plan breaks, Hearth br
 
 test: setup ## Every test that needs no GPU: engine, Docker Engine, systemd host, Prometheus (40 minutes on 2 cores, as root)
 	@tools/setup.sh --test-tools
-	@$(PY) -m pytest -m "not gpu"
+	@$(PY) -m pytest -m "not gpu and not slow"
 
 test-unit: setup ## The tests that need no engine (about two minutes)
 	@tools/setup.sh --test-tools
@@ -31,7 +31,7 @@ test-image: setup ## Build the cpu image with a real Docker Engine and try every
 	@$(PY) -m pytest -m image tests/image
 
 test-host: setup ## Deploy to a real systemd host made here, over SSH
-	@$(PY) -m pytest -m host tests/host tests/launch
+	@$(PY) -m pytest -m host tests/host tests/launch tests/monitoring
 
 test-monitoring: setup ## A real Prometheus and Alertmanager against a real engine
 	@$(PY) -m pytest -m monitoring tests/monitoring
@@ -73,6 +73,9 @@ format: setup ## Let ruff put the Python files in order
 
 lock: setup ## Pin every requirement again, with hashes; an image's alone: make lock IMAGE=glm5-nvfp4-sm120
 	@$(if $(IMAGE),$(VENV)/bin/hearth image lock $(IMAGE),tools/lock.sh)
+
+bench-scrapes: setup ## What being scraped costs, on a real engine
+	@$(PY) tests/bench/scrapes.py
 
 bench-supervisor: setup ## Recovery time, log throughput, idle cost, beside plain restart loops
 	@$(PY) tests/bench/supervisor.py

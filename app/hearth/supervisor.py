@@ -82,6 +82,7 @@ class Supervisor:
         """Serve until told to stop or until nothing more can be done."""
         self._listen_to_signals()
         self.metrics.set_state(State.IDLE, State.IDLE)
+        self._show_plan()  # steps down are remembered from earlier runs
         ensure_free(self._config.ports.engine_host, self._config.ports.engine)
         await self._web.start()
         unlike = warmed_unlike(self._config.paths.cache, self._env().get("PATH"))

@@ -13,6 +13,7 @@ import pytest
 from tests.engine.conftest import Hearth, engine_python, tiny_model
 from tests.monitoring import stack
 from tests.monitoring.story import Story, told
+from tests.tools import installed
 
 __all__ = ["engine_python", "tiny_model"]
 CLIENTS = {"0.22.1": "prometheus-client==0.22.1", "newest": "prometheus-client"}
@@ -23,12 +24,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if Path(__file__).parent in item.path.parents:
             on_a_host = item.path.name == "test_role.py"
             item.add_marker(pytest.mark.host if on_a_host else pytest.mark.monitoring)
+            if on_a_host:
+                item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture(scope="session", autouse=True)
 def tools() -> None:
     """Prometheus, Alertmanager, node exporter and their tools from the distribution."""
-    stack.tools()
+    installed(stack.PACKAGES)
 
 
 def client_folder(tmp_path_factory: pytest.TempPathFactory, client: str) -> Path:

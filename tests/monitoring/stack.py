@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
-import shutil
 import socket
 import subprocess
 import threading
@@ -16,7 +14,6 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-import pytest
 import yaml
 from monitoring.rules import FOLDER, files, shortened
 
@@ -31,20 +28,6 @@ RANGES, WAITS = 6, 60
 """How many times shorter the ranges and the waits of the rules are in the test."""
 LIMITS = {"restarts_per_hour": 2.0, "gpus": 2.0}
 START_LIMIT = 60.0
-
-
-def tools() -> None:
-    """Install the distribution's packages where they are missing; none of their services is started."""
-    missing = sorted({package for tool, package in PACKAGES.items() if shutil.which(tool) is None})
-    if not missing:
-        return
-    if os.geteuid() != 0 or shutil.which("apt-get") is None:
-        pytest.skip(f"missing {', '.join(missing)}: apt-get install {' '.join(missing)}")
-    # RUNLEVEL=1 makes invoke-rc.d leave services alone, as in a chroot.
-    environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive", "RUNLEVEL": "1"}
-    for command in (["update", "-qq"], ["install", "-y", "-qq", "--no-install-recommends", *missing]):
-        done = subprocess.run(["apt-get", *command], env=environment, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
 
 
 def free_port() -> int:
