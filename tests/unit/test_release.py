@@ -142,5 +142,15 @@ def test_secrets_are_credentials_by_name():
     assert names == {"secrets.api_key_file": "api_key", "secrets.redact_files.0": "hf"}
 
 
+def test_what_a_webhook_keeps_secret_is_a_credential_too():
+    text = (
+        CONFIG + "notify: {url_file: /run/secrets/hook, header_files: {Authorization: /run/secrets/auth}}\n"
+    )
+    names = secret_names(parse_config(text, "x"))
+    assert names == {"notify.url_file": "hook", "notify.header_files.Authorization": "auth"}
+    outside = CONFIG + "notify: {url_file: /etc/hook}\n"
+    assert any("write /run/secrets/hook" in line for line in said(outside))
+
+
 def test_an_absent_part_of_the_smoke_test_is_not_asked():
     assert read({**DRAFT, "smoke": {"stream": None, "long_prompt": None}}, Draft).smoke.stream is None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import socket
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -61,7 +62,8 @@ def _launch(folder: Path, name: str, docker_wait: float) -> Launch:
     config = usable(release.container, read(path), str(path))
     published = release.container.published(config.ports.supervisor)
     assert published is not None  # usable() has seen to it
-    wanted = Wanted(name, release.id, release.image.digest, release.container, path)
+    host = socket.gethostname()
+    wanted = Wanted(name, release.id, release.image.digest, release.container, path, host=host)
     runtime = Path(os.environ.get("RUNTIME_DIRECTORY", "/run/hearth"))
     return Launch(wanted, config, published.reach, secret_names(config), runtime, docker_wait)
 

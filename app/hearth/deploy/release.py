@@ -231,4 +231,7 @@ def _secret_paths(config: Config) -> dict[str, FilePath]:
     said = config.secrets
     named = {"api_key_file": said.api_key_file, "admin_api_key_file": said.admin_api_key_file}
     found = {f"secrets.{key}": path for key, path in named.items() if path is not None}
+    if config.notify.url_file is not None:
+        found["notify.url_file"] = config.notify.url_file
+    found |= {f"notify.header_files.{name}": path for name, path in config.notify.header_files.items()}
     return found | {f"secrets.redact_files.{i}": path for i, path in enumerate(said.redact_files)}

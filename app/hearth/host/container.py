@@ -41,6 +41,8 @@ class Wanted:
     spec: ContainerSpec
     config: Path
     secrets: Path | None = None
+    host: str = ""
+    """The host's own name, which a webhook is told; the container's name where it isn't known."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +66,7 @@ def arguments(wanted: Wanted, wiring: Wiring) -> dict[str, Any]:
     return {
         "image": wanted.image,
         "name": wanted.name,
-        "hostname": wanted.name,
+        "hostname": wanted.host or wanted.name,
         "labels": {LABEL: wanted.name, f"{OWN}.release": wanted.release_id},
         "user": f"{USER_ID}:{USER_ID}",
         "read_only": True,

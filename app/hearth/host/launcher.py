@@ -187,8 +187,8 @@ class Stopping:
     """Hands a stop on to the container: SIGTERM once, SIGKILL when it hurries or takes too long."""
 
     def __init__(self, launch: Launch, send: Callable[[str], None], notifier: Notifier) -> None:
-        limits = launch.config.limits
-        self._grace = limits.drain + limits.kill + STOP_MARGIN
+        limits, posting = launch.config.limits, launch.config.notify.timeout
+        self._grace = limits.drain + limits.kill + posting + STOP_MARGIN
         self._send, self._notifier = send, notifier
         self._ends: float | None = None
         self._told = False
