@@ -2,6 +2,7 @@
 
 import io
 import tarfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -49,6 +50,13 @@ def test_the_restrictions_stand_whatever_the_release_says(made):
     assert made["user"] == "10001:10001"
     assert made["restart_policy"] == {"Name": "no"}
     assert not {"privileged", "cap_add", "network_mode", "pid_mode", "ipc_mode", "volumes"} & made.keys()
+
+
+def test_the_container_has_its_hosts_name(made):
+    assert made["hostname"] == "hearth"
+    known = arguments(replace(WANTED, host="gpu1"), Wiring(cdi=False, own_init=True))
+    assert known["hostname"] == "gpu1"
+    assert known["name"] == "hearth"
 
 
 def test_mounts_are_of_what_must_exist(made):

@@ -143,9 +143,8 @@ def test_secrets_are_credentials_by_name():
 
 
 def test_what_a_webhook_keeps_secret_is_a_credential_too():
-    text = (
-        CONFIG + "notify: {url_file: /run/secrets/hook, header_files: {Authorization: /run/secrets/auth}}\n"
-    )
+    hook = "{url_file: /run/secrets/hook, header_files: {Authorization: /run/secrets/auth}}"
+    text = f"{CONFIG}notify: {hook}\n"
     names = secret_names(parse_config(text, "x"))
     assert names == {"notify.url_file": "hook", "notify.header_files.Authorization": "auth"}
     outside = CONFIG + "notify: {url_file: /etc/hook}\n"
