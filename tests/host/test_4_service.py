@@ -32,8 +32,8 @@ def test_a_restart_of_docker_is_survived(operator: Operator, machine: Machine) -
 
 
 def test_a_frozen_supervisor_is_restarted_by_the_watchdog(operator: Operator, machine: Machine) -> None:
-    # tini is the container's first process, the supervisor its only child of that name.
-    machine.ssh("docker exec hearth sh -c 'kill -STOP $(cat /proc/1/task/1/children)'")
+    # tini is the container's first process, the supervisor its child.
+    machine.ssh("kill -STOP $(pgrep --parent $(docker inspect --format '{{.State.Pid}}' hearth))")
     ends = time.monotonic() + LIMIT
     while operator.unit("NRestarts")["NRestarts"] == "0":
         assert time.monotonic() < ends, operator.unit("ActiveState", "StatusText")
@@ -44,12 +44,10 @@ def test_a_frozen_supervisor_is_restarted_by_the_watchdog(operator: Operator, ma
 
 
 def test_a_reboot_brings_it_back_on_its_remembered_plan(operator: Operator, machine: Machine) -> None:
-    boots = machine.ssh("journalctl --unit hearth --output cat --no-pager | grep -c 'Watchdog timeout'")
     machine.restart()
     operator.write_inventory()
     operator.until_serving()
     said = operator.status()
-    assert int(boots) >= 1
     assert said["plan"]["started"]["prefill"] == "disabled"
     assert said["ladder_steps"] >= 1
     assert said["restarts"] == 0, "the planted fault wasn't met again"

@@ -88,7 +88,7 @@ def doctor(
 ) -> None:
     """The checks of `hearth doctor`, there."""
     for target in resolve(hosts, inventory, key, ssh_args.split()):
-        more = [] if target.gpus else ["--gpus", "0"]
+        more = [] if target.gpus else ["--gpu", "none"]
         on_host(target, "doctor", *more, *(["--json"] if as_json else []))
 
 
