@@ -55,7 +55,13 @@ def test_any_file_is_a_holder_or_none(text: str) -> None:
 def test_a_refusal_names_holder_reason_and_way_out() -> None:
     old = replace(OTHER, since=time.time() - 8 * 3600, why="driver upgrade")
     said = str(hostlock.refusal(Target("gpu1", "gpu1"), old))
-    for part in ("gpu1 is held by al@there", "(8 h)", "driver upgrade", "longer than", "hearth lock gpu1 --release"):
+    for part in (
+        "gpu1 is held by al@there",
+        "(8 h)",
+        "driver upgrade",
+        "longer than",
+        "hearth lock gpu1 --release",
+    ):
         assert part in said
 
 

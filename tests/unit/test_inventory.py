@@ -8,7 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hearth.deploy.inventory import Target, parse_host, read_inventory, resolve, split_hosts, targets_in, to_ansible
+from hearth.deploy.inventory import (
+    Target,
+    parse_host,
+    read_inventory,
+    resolve,
+    split_hosts,
+    targets_in,
+    to_ansible,
+)
 from hearth.errors import ConfigError, HearthError, MissingError
 
 INVENTORY = """
@@ -37,7 +45,9 @@ def test_forms_of_host(text: str, target: Target) -> None:
     assert parse_host(text) == target
 
 
-@pytest.mark.parametrize("text", ["", "-oProxyCommand=x", "a b", "gpu1:0", "gpu1:70000", "gpu1:", "@gpu1", "a;b", "$(x)"])
+@pytest.mark.parametrize(
+    "text", ["", "-oProxyCommand=x", "a b", "gpu1:0", "gpu1:70000", "gpu1:", "@gpu1", "a;b", "$(x)"]
+)
 def test_what_is_no_host(text: str) -> None:
     with pytest.raises(ConfigError, match="is no host"):
         parse_host(text)
@@ -78,7 +88,8 @@ def test_a_name_is_looked_up_and_may_bring_its_own_user(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"), [("all: [", "hosts.yml"), ("all: {hosts: {}}", "no host in it"), ("just words", "hosts.yml")]
+    ("text", "said"),
+    [("all: [", "hosts.yml"), ("all: {hosts: {}}", "no host in it"), ("just words", "hosts.yml")],
 )
 def test_a_broken_inventory_is_named(tmp_path: Path, text: str, said: str) -> None:
     path = tmp_path / "hosts.yml"
