@@ -9,7 +9,6 @@ import shutil
 import subprocess
 import sys
 import tarfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -85,14 +84,12 @@ def test_the_built_image_passes_its_checks(built: Any, hearth: Any) -> None:
     assert (done.returncode, body["ok"]) == (0, True)
 
 
-def test_rebuilding_without_a_change_is_seconds(
+def test_rebuilding_without_a_change_makes_no_layer(
     built: Any, hearth: Any, bases: list[str], client: Any
 ) -> None:
-    begun = time.monotonic()
+    """Every step comes from the cache: a layer made again would have new times in it."""
     done = hearth("image", "build", "cpu", "--tag", TAG, "--no-check", *bases)
-    took = time.monotonic() - begun
     assert done.returncode == 0, done.stderr
-    assert took < 60
     assert client.images.get(TAG).attrs["RootFS"] == built.attrs["RootFS"]
 
 
