@@ -9,8 +9,8 @@ from collections.abc import Mapping
 
 import pytest
 
-ENGINE = {"dockerd": "docker.io", "mmdebstrap": "mmdebstrap", "ip": "iproute2"}
-"""What a Docker Engine of our own and a Debian root take: program and package."""
+ENGINE = {"dockerd": "docker.io", "mmdebstrap": "mmdebstrap", "ssh": "openssh-client", "ip": "iproute2"}
+"""What a Docker Engine of our own, a Debian root and a host over SSH take: program and package."""
 
 
 def installed(packages: Mapping[str, str]) -> None:

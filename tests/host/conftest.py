@@ -18,27 +18,14 @@ import pytest
 from tests.dockerd import own_engine
 from tests.host.machine import NAME, ROOT, Machine, docker
 from tests.host.operating import IMAGE, Operator
-
-PACKAGES = {"dockerd": "docker.io", "mmdebstrap": "mmdebstrap", "ssh": "openssh-client", "ip": "iproute2"}
+from tests.tools import ENGINE, installed
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.host)
-
-
-def install_tools() -> None:
-    """What making a host takes, from the distribution; a skip that says what is missing otherwise."""
-    missing = [package for tool, package in PACKAGES.items() if shutil.which(tool) is None]
-    if not missing:
-        return
-    if os.geteuid() != 0 or shutil.which("apt-get") is None:
-        pytest.skip(f"no {', '.join(missing)}: install them, and run as root")
-    environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-    subprocess.run(["apt-get", "update", "-qq"], check=True)
-    command = ["apt-get", "install", "-y", "-qq", "--no-install-recommends", *missing]
-    subprocess.run(command, check=True, env=environment, stdout=subprocess.DEVNULL)
+            item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture(scope="session")
@@ -51,7 +38,7 @@ def engine() -> Iterator[str]:
         return
     if os.geteuid() != 0:
         pytest.skip("no Docker Engine: set HEARTH_TEST_DOCKER, or run as root")
-    install_tools()
+    installed(ENGINE)
     with own_engine() as address:
         with_bases(address)
         yield address

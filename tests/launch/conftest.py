@@ -23,7 +23,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.host.conftest import install_tools
+from tests.tools import ENGINE, installed
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
@@ -95,7 +95,7 @@ def wait(true: Callable[[], Any], what: str, patience: float = PATIENCE) -> Any:
 def engine() -> Iterator[Engine]:
     if os.geteuid() != 0:
         pytest.skip("starts a Docker Engine: run as root")
-    install_tools()
+    installed(ENGINE)
     DATA.mkdir(parents=True, exist_ok=True)
     subprocess.run(["ip", "link", "add", BRIDGE, "type", "bridge"], capture_output=True)
     subprocess.run(["ip", "addr", "replace", NETWORK, "dev", BRIDGE], check=True)

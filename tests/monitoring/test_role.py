@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from tests.dockerd import DATA, own_engine
-from tests.host.conftest import install_tools, with_bases
+from tests.host.conftest import with_bases
 from tests.host.machine import Machine
+from tests.tools import ENGINE, installed
 
 ROOT = Path(__file__).parents[2]
 PLAY = [{"hosts": "all", "become": True, "gather_facts": True, "roles": [{"role": "monitoring"}]}]
@@ -31,7 +32,7 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
         return
     if os.geteuid() != 0:
         pytest.skip("no Docker Engine: set HEARTH_TEST_DOCKER, or run as root")
-    install_tools()
+    installed(ENGINE)
     # Not the folder that the other tests use: their Engine may still run in this session.
     with own_engine(DATA.with_name(f"{DATA.name}-monitoring")) as engine:
         yield from _host(engine, tmp_path_factory.mktemp("host"))
