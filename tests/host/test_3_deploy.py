@@ -68,9 +68,9 @@ def watched(operator: Operator, machine: Machine, image: str) -> Watched:
         state = (said.get("ActiveState", ""), said.get("StatusText", ""))
         if state not in states[-1:]:
             states.append(state)
-        if second is None and "running" in machine.ssh(
-            "test -e /run/hearth-deploy.lock && echo running; true"
-        ):
+        # The killed one's lock is still there at first: whoever comes then takes it over.
+        held = machine.ssh("cat /run/hearth-deploy.lock 2>/dev/null; true")
+        if second is None and f'"pid": {running.pid}' in held:
             second = operator.deploy()
         time.sleep(3)
     output = running.stdout.read() if running.stdout else ""
