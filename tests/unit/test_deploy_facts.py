@@ -119,7 +119,10 @@ def test_a_draft_is_one_that_the_host_takes(config: Path) -> None:
 
 def test_a_config_that_no_container_can_serve_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "hearth.yaml"
-    path.write_text((ROOT / "hearth.example.yaml").read_text())
+    example = (ROOT / "hearth.example.yaml").read_text()
+    path.write_text(example)
+    assert draft(load(path), {}, "me@here"), "the example can be deployed as it is"
+    path.write_text(example.replace("supervisor_host: 0.0.0.0", "supervisor_host: 127.0.0.1"))
     with pytest.raises(ConfigError, match=r"ports\.supervisor_host"):
         draft(load(path), {}, "me@here")
 
