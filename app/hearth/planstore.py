@@ -22,6 +22,7 @@ from typing import Any
 
 from hearth.errors import StateError
 from hearth.failure import Failure
+from hearth.files import write_whole
 from hearth.ladder import GraphPlan
 
 log = logging.getLogger(__name__)
@@ -143,7 +144,8 @@ class PlanStore:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with _locked(self.path.parent):
                 entries = change(self._read_to_replace())
-                _replace_file(Path(os.path.realpath(self.path)), _encode(entries))
+                path = Path(os.path.realpath(self.path))
+                write_whole(path, _encode(entries), lambda file: _like(path, file))
         except OSError as error:
             raise StateError(
                 f"{self.path}: can't be written: {error.strerror or error}",
@@ -188,31 +190,6 @@ def _read_file(path: Path) -> bytes:
     if len(raw) > MAX_BYTES:
         raise ValueError("far too large")
     return raw
-
-
-def _replace_file(path: Path, content: bytes) -> None:
-    """Write aside, flush, rename, flush the directory: at any moment either the old or the new file is there.
-
-    Call it under the lock. Keeps the mode and, where that is allowed, the owner of the file it replaces.
-    """
-    temporary = path.with_name(f".{path.name}.tmp")
-    temporary.unlink(missing_ok=True)
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            _like(path, descriptor)
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    directory = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
 
 
 def _like(path: Path, descriptor: int) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -18,6 +17,7 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from hearth.errors import ConfigError, MissingError
+from hearth.files import for_everybody, write_whole
 
 MANIFEST = "hearth-weights.json"
 _INDEX = "model.safetensors.index.json"
@@ -87,13 +87,8 @@ def load(folder: Path) -> Manifest:
 
 def save(folder: Path, manifest: Manifest) -> None:
     """Write the manifest, whole or not at all. Raises OSError."""
-    path = folder / MANIFEST
-    new = path.with_suffix(".new")
-    with new.open("w", encoding="utf-8") as file:
-        file.write(manifest.model_dump_json(indent=1) + "\n")
-        file.flush()
-        os.fsync(file.fileno())
-    new.replace(path)
+    text = manifest.model_dump_json(indent=1) + "\n"
+    write_whole(folder / MANIFEST, text.encode(), for_everybody)
 
 
 def same_sizes(folder: Path, files: Iterable[WeightFile]) -> bool:

@@ -18,6 +18,7 @@ from hearth.errors import ExitCode, MissingError
 
 host_app = typer.Typer(help="A host's day two: status, logs, doctor, restart, remove.", no_args_is_help=True)
 PROGRAM = "/opt/hearth/bin/hearth"
+CURRENT = "/var/lib/hearth/releases/current"
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
@@ -48,23 +49,9 @@ def status(
 ) -> None:
     """What Hearth does there now, and why."""
     for target in resolve(hosts, inventory, key, ssh_args.split()):
-        more = "--json" if as_json else ""
-        release = "/var/lib/hearth/releases/current/release.json"
-        # Where the supervisor answers is the release's to say.
-        script = (
-            f"[ -x {PROGRAM} ] || exit 127; {'' if as_json else _UNIT} "
-            f"exec {PROGRAM} status --url $(python3 -c {shlex.quote(_URL)} {release}) {more}"
-        )
-        shell(target, script)
-
-
-_UNIT = "systemctl show --property=ActiveState,SubState,StatusText hearth;"
-_URL = """
-import json, sys
-ports = json.load(open(sys.argv[1]))["container"]["ports"]
-one = ports[-1]
-print("http://%s:%s" % (one["address"].replace("0.0.0.0", "127.0.0.1"), one["host"]))
-""".strip()
+        if not as_json:
+            shell(target, "systemctl show --property=ActiveState,SubState,StatusText hearth")
+        on_host(target, "status", "--release", CURRENT, *(["--json"] if as_json else []))
 
 
 @host_app.command()

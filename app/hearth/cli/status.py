@@ -13,8 +13,12 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from hearth.config import load
-from hearth.errors import Unreachable
+from hearth.config import load, parse
+from hearth.deploy import releases
+from hearth.errors import ConfigError, Unreachable
+from hearth.yamltext import read
+
+LAST = "last-status.json"
 
 
 def status(
@@ -22,23 +26,40 @@ def status(
     config: Annotated[
         Path | None, typer.Option("--config", "-c", help="Take the address from this config.")
     ] = None,
+    release: Annotated[
+        Path | None, typer.Option(help="A release's folder: take the address on this host from it.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the whole document.")] = False,
 ) -> None:
     """Show state, plan wanted and in effect, tokens/s and the last failures.
 
-    When no supervisor answers and --config is given, shows how the last one ended.
+    When no supervisor answers and --config or --release is given, shows how the last one ended.
     """
     last: Path | None = None
-    if config is not None:
+    if release is not None:
+        url, last = _of_release(release)
+    elif config is not None:
         settings = load(config)
         host = settings.ports.supervisor_host
         url = f"http://{'127.0.0.1' if host == '0.0.0.0' else host}:{settings.ports.supervisor}"
-        last = settings.paths.state / "last-status.json"
+        last = settings.paths.state / LAST
     document, live = _fetch(url, last)
     if as_json:
         typer.echo(json.dumps(document if live else {**document, "live": False}))
     else:
         _show(document, live)
+
+
+def _of_release(folder: Path) -> tuple[str, Path | None]:
+    """Where the release's container is reached on this host, and its last status. Raises ConfigError."""
+    release = releases.load(folder)
+    path = folder / release.config.file
+    settings = parse(read(path), str(path))
+    published = release.container.published(settings.ports.supervisor)
+    if published is None:
+        raise ConfigError(f"{path}: ports.supervisor: {settings.ports.supervisor} isn't published")
+    inside = settings.paths.state / LAST
+    return f"http://{published.reach}", release.container.on_host(inside)
 
 
 def _fetch(url: str, last: Path | None) -> tuple[dict[str, Any], bool]:

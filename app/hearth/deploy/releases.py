@@ -33,6 +33,7 @@ from hearth.deploy.release import (
     sha256,
 )
 from hearth.errors import ConfigError, ExitCode, HearthError, MissingError, StateError
+from hearth.files import for_everybody, sync_folder, write_whole
 from hearth.yamltext import read
 
 ROOT = Path("/var/lib/hearth/releases")
@@ -154,11 +155,10 @@ class Store:
         aside = self.root / f"{_ASIDE}{release.id}"
         aside.mkdir(mode=0o755)
         aside.chmod(0o755)
-        write(aside / CONFIG_FILE, config)
-        write(aside / RELEASE_FILE, release.to_json())
-        _sync(aside)
+        write_whole(aside / CONFIG_FILE, config.encode(), for_everybody)
+        write_whole(aside / RELEASE_FILE, release.to_json().encode(), for_everybody)
         aside.rename(self.root / release.id)
-        _sync(self.root)
+        sync_folder(self.root)
 
     def point(self, link: str, release_id: str | None) -> None:
         """Move `current` or `previous`, in one step; None removes it. Raises StateError."""
@@ -170,7 +170,7 @@ class Store:
                 aside.unlink(missing_ok=True)
                 aside.symlink_to(release_id)
                 aside.rename(self.root / link)
-            _sync(self.root)
+            sync_folder(self.root)
 
     def note(self, release_id: str, outcome: Outcome | None) -> None:
         """Keep how an activation ended; None while one runs. Raises StateError."""
@@ -179,8 +179,8 @@ class Store:
             if outcome is None:
                 path.unlink(missing_ok=True)
             else:
-                write(path, json.dumps(asdict(outcome)) + "\n")
-            _sync(path.parent)
+                write_whole(path, (json.dumps(asdict(outcome)) + "\n").encode(), for_everybody)
+            sync_folder(path.parent)
 
     def remove(self, release_id: str) -> None:
         """Delete a release. Raises StateError, also for the current and the previous one."""
@@ -228,17 +228,6 @@ def prunable(ids: list[str], keep: int, in_use: set[str]) -> list[str]:
     return [each for each in sorted(ids) if each not in newest and each not in in_use]
 
 
-def write(path: Path, text: str) -> None:
-    """Write a file for everybody to read, so that it is whole on the disk or not there."""
-    aside = path.with_name(f".{path.name}.new")
-    with aside.open("w", encoding="utf-8", newline="") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    aside.chmod(0o644)
-    aside.rename(path)
-
-
 def _take(handle: int, root: Path) -> None:
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -257,14 +246,6 @@ def _outcome(path: Path) -> Outcome | None:
         return Outcome(float(said["at"]), said["ok"] is True, str(said["reason"]), said["downtime_s"])
     except (OSError, ValueError, TypeError, KeyError, RecursionError):
         return None
-
-
-def _sync(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 @contextlib.contextmanager

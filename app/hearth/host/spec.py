@@ -121,3 +121,10 @@ class ContainerSpec(Part):
     def published(self, port: int) -> Published | None:
         """Where the container's `port` is published, if it is."""
         return next((each for each in self.ports if each.container == port), None)
+
+    def on_host(self, inside: Path) -> Path | None:
+        """Where the container's path `inside` lies on the host, if a folder that holds it is bound."""
+        for bind in sorted(self.binds, key=lambda bind: len(str(bind.target)), reverse=True):
+            if inside.is_relative_to(bind.target):
+                return Path(bind.source) / inside.relative_to(bind.target)
+        return None

@@ -2,9 +2,9 @@
 
 They are filled once for each image, GPU type and driver, by starting the engine as it will be served:
 
-    ROOT/KEY            a finished cache: a real folder with `warm.json` in it ROOT/.warming-KEY   one that
-    is being filled; meanwhile ROOT/KEY is a link to it, so that the engine sees the
-                        same path now and when it serves (some caches keep absolute paths)
+    ROOT/KEY            a finished cache: a real folder with `warm.json` in it
+    ROOT/.warming-KEY   one that is being filled; meanwhile ROOT/KEY is a link to it, so that the engine sees
+                        the same path now and when it serves (some caches keep absolute paths)
     ROOT/.lock          held while warming
 
 A finished cache gets its name by one rename, last. Whatever is left of an interrupted warming is removed by
