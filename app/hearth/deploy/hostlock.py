@@ -141,10 +141,13 @@ def take(target: Target, me: Holder, say: Say) -> None:
 
 
 def release(target: Target, holder: Holder) -> bool:
-    """Remove the lock if it is still this holder's; whether it was."""
+    """Remove the lock if it is still this holder's; whether it was.
+
+    One at a time: of two that saw the same dead holder, the slower must not remove the other's new lock.
+    """
     mark = shlex.quote(json.dumps(holder.run))
     script = f"grep -qF {mark} {PATH} 2>/dev/null && rm -f {PATH} && echo removed"
-    return "removed" in run(target, script).out
+    return "removed" in run(target, f"flock {PATH}.guard sh -c {shlex.quote(script)}").out
 
 
 def force(target: Target) -> Holder | None:
