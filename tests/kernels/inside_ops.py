@@ -13,7 +13,7 @@ import torch
 from flashinfer.jit import JitSpec
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from hearth.kernels import ops
@@ -189,12 +189,20 @@ def test_an_eager_call_goes_past_the_dispatcher():
 
 
 def test_fake_tensors_and_keyword_inputs_go_to_the_op():
-    call = ops._when_traced(ops.raw_function("fp4_quantize"), hearth_call("fp4_quantize"))
-    x = torch.randn(16, 64, dtype=torch.bfloat16)
-    want = describe(call(x, torch.ones(1)))
-    assert describe(call(input=x, global_scale=torch.ones(1))) == want
+    """The stand-in's raw function would take fake tensors too, so the calls are counted."""
+    opaque = []
+
+    def op(*args, **kwargs):
+        opaque.append(type(args[0]) if args else "by name")
+        return hearth_call("fp4_quantize")(*args, **kwargs)
+
+    call = ops._when_traced(ops.raw_function("fp4_quantize"), op)
+    x, scale = torch.randn(16, 64, dtype=torch.bfloat16), torch.ones(1)
+    want = describe(call(x, scale))
+    assert describe(call(input=x, global_scale=scale)) == want
     with FakeTensorMode() as mode:
-        assert describe(call(mode.from_tensor(x), mode.from_tensor(torch.ones(1)))) == want
+        assert describe(call(mode.from_tensor(x), mode.from_tensor(scale))) == want
+    assert opaque == ["by name", FakeTensor]
 
 
 @pytest.mark.parametrize("name", ALL_OPS)
