@@ -3,6 +3,7 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 VENV := .venv
 PY := $(VENV)/bin/python
+ON = $(or $(HOST),$(error say which host: make $@ HOST=gpu1))
 
 .PHONY: help setup demo test test-unit test-engine test-image test-host test-monitoring test-gpu image lint format lock \
 	bench-supervisor bench-scrapes clean deploy plan rollback releases status logs doctor restart remove
@@ -43,19 +44,19 @@ image: setup ## Build and check an image: make image IMAGE=glm5-nvfp4-sm120 [IMA
 	@$(VENV)/bin/hearth image build $(or $(IMAGE),$(error say which: make image IMAGE=glm5-nvfp4-sm120)) $(IMAGE_ARGS)
 
 deploy: setup ## A bare host becomes an endpoint: make deploy HOST=gpu1 [ARGS="--config hearth.yaml"]
-	@$(VENV)/bin/hearth deploy $(HOST) $(ARGS)
+	@$(VENV)/bin/hearth deploy $(ON) $(ARGS)
 
 plan: setup ## What a deploy would change, without changing it: make plan HOST=gpu1
-	@$(VENV)/bin/hearth deploy $(HOST) --check $(ARGS)
+	@$(VENV)/bin/hearth deploy $(ON) --check $(ARGS)
 
 rollback: setup ## Back to the release before: make rollback HOST=gpu1
-	@$(VENV)/bin/hearth rollback $(HOST) $(ARGS)
+	@$(VENV)/bin/hearth rollback $(ON) $(ARGS)
 
 releases: setup ## The releases that a host keeps: make releases HOST=gpu1
-	@$(VENV)/bin/hearth releases $(HOST) $(ARGS)
+	@$(VENV)/bin/hearth releases $(ON) $(ARGS)
 
 status logs doctor restart remove: setup ## Day two, each with HOST=gpu1 (remove: PURGE=1 takes weights and state too)
-	@$(VENV)/bin/hearth host $@ $(HOST) $(if $(filter 1,$(PURGE)),--purge) $(ARGS)
+	@$(VENV)/bin/hearth host $@ $(ON) $(if $(filter 1,$(PURGE)),--purge) $(ARGS)
 
 lint: setup ## Style, types, layers, YAML, shell
 	@$(VENV)/bin/ruff check
