@@ -68,6 +68,8 @@ class Hub:
     """Files whose bytes stop coming after the first half, the first time."""
     asked: Counter[str] = field(default_factory=Counter)
     sent: Counter[str] = field(default_factory=Counter)
+    begun: dict[str, list[int]] = field(default_factory=dict)
+    """From which byte each request for a file began."""
     leaked: list[str] = field(default_factory=list)
     """Tokens that arrived at the second host."""
     release: threading.Event = field(default_factory=threading.Event)
@@ -178,6 +180,7 @@ class _Handler(BaseHTTPRequestHandler):
             hub.rotten_once.discard(name)
         begin = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", "")) if hub.ranges else None
         at = int(begin[1]) if begin else 0
+        hub.begun.setdefault(name, []).append(at)
         self.send_response(206 if begin else 200)
         self.send_header("Content-Length", str(len(data) - at))
         if begin:

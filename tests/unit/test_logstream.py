@@ -3,6 +3,7 @@
 import asyncio
 import io
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -139,18 +140,21 @@ async def test_a_blocked_stdout_does_not_hold_the_writer_up_and_the_loss_is_told
     os.close(log.fd)
     assert not await log.stream.drained(0.5)
     assert len(log.lines) == 200_000
-    reader = os.fdopen(blocked, "rb")
-    text = b""
-    drained = asyncio.create_task(log.stream.drained(120))
-    while b"not forwarded" not in text[-200:]:
-        text += await asyncio.to_thread(reader.read1)
-    assert await drained
-    last = text.splitlines()[-1].decode()
-    assert last.startswith("[hearth] ")
-    assert last.endswith(" log lines not forwarded: stdout is slow")
-    assert int(last.split()[1]) + text.count(b"\n") - 1 == 200_000
-    reader.close()
+
+    def read_on() -> bytes:
+        with os.fdopen(blocked, "rb") as reader:
+            return reader.read()
+
+    text = asyncio.create_task(asyncio.to_thread(read_on))
+    assert await log.stream.drained(120)
     os.close(stdout)
+    lines = (await text).decode().splitlines()
+    # Between two losses a small block may still have fitted: each loss is told where it is.
+    told = [re.fullmatch(r"\[hearth\] (\d+) log lines not forwarded: stdout is slow", line) for line in lines]
+    lost = [int(note[1]) for note in told if note]
+    assert lost
+    assert told[-1]
+    assert sum(lost) + len(lines) - len(lost) == 200_000
 
 
 async def test_a_closed_stdout_is_no_reason_to_stop(caplog: pytest.LogCaptureFixture) -> None:

@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -16,6 +17,7 @@ from hearth.engine.process import EngineProcess, fresh_metrics_dir
 from hearth.engine.redact import Redactor
 from hearth.errors import ConfigError, HearthError, MissingError, StateError
 
+OTHERS: set[psutil.Process] = set()
 SLEEP = "import time; time.sleep(600)"
 DRAINS = """
 import signal, sys, time
@@ -33,6 +35,19 @@ if os.fork() == 0: os.setsid()
 print("up", flush=True)
 while True: time.sleep(600)
 """
+
+
+@pytest.fixture(autouse=True)
+def others() -> Iterator[None]:
+    """Remembers the children this process has anyway (the dockerds of other tests)."""
+    OTHERS.clear()
+    OTHERS.update(psutil.Process().children())
+    yield
+
+
+def children() -> list[psutil.Process]:
+    """The children of this process since the test began."""
+    return [child for child in psutil.Process().children() if child not in OTHERS]
 
 
 def sink() -> int:
@@ -108,13 +123,13 @@ async def test_kill_cuts_a_drain_short() -> None:
     process.kill()
     report = await asyncio.wait_for(stop, 10)
     assert report.exit_status == -9
-    assert psutil.Process().children() == []
+    assert children() == []
 
 
 async def test_a_killed_reaper_takes_the_engine_with_it() -> None:
     process = await started("import os\nos.fork()\nprint('up', flush=True)\n" + SLEEP, 2)
     pids = process.descendants()
-    (reaper,) = psutil.Process().children()
+    (reaper,) = children()
     reaper.kill()
     assert await asyncio.wait_for(process.wait_exit(), 5) == -9
     assert await process.wait_gone(5)
@@ -215,7 +230,7 @@ def open_fds() -> int:
 async def settled() -> None:
     """Wait until the reapers are collected: no child of this process is left, living or zombie."""
     for _ in range(200):
-        if not psutil.Process().children():
+        if not children():
             return
         await asyncio.sleep(0.02)
-    raise AssertionError([(p.status(), p.cmdline()) for p in psutil.Process().children()])
+    raise AssertionError([(p.status(), p.cmdline()) for p in children()])
