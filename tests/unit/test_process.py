@@ -6,7 +6,6 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -38,11 +37,10 @@ while True: time.sleep(600)
 
 
 @pytest.fixture(autouse=True)
-def others() -> Iterator[None]:
+def others() -> None:
     """Remembers the children this process has anyway (the dockerds of other tests)."""
     OTHERS.clear()
     OTHERS.update(psutil.Process().children())
-    yield
 
 
 def children() -> list[psutil.Process]:
