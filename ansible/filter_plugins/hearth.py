@@ -19,4 +19,5 @@ class FilterModule:
             "hearth_asked": facts.asked,
             "hearth_json": facts.last_json,
             "hearth_release_differs": facts.release_differs,
+            "hearth_scraped": facts.scraped,
         }

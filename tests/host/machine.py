@@ -16,6 +16,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 BARE = Path(__file__).with_name("bare")
 NAME = "hearth-test"
+MONITORING = "prometheus prometheus-alertmanager prometheus-node-exporter hearth-host-metrics.timer"
+"""Units of the role `monitoring`."""
 # What systemd and a Docker Engine inside need; --privileged doesn't start where CAP_SYS_RESOURCE is missing.
 _SETTINGS = {
     "--cap-add": ["ALL"],
@@ -105,6 +107,17 @@ class Machine:
     def execute(self, *words: str) -> str:
         """Run a command without SSH."""
         return docker(self.engine, "exec", self.name, *words)
+
+    def fetch(self, path: str, user: str = "") -> str:
+        """A page on its loopback (PORT/PATH), by its own Python; `HTTP <code>` where it is refused."""
+        code = (
+            "import base64, urllib.error, urllib.request as u\n"
+            f"r = u.Request('http://127.0.0.1:{path}')\n"
+            f"'{user}' and r.add_header('Authorization', 'Basic ' + base64.b64encode(b'{user}').decode())\n"
+            "try: print(u.urlopen(r).read().decode())\n"
+            "except urllib.error.HTTPError as e: print('HTTP', e.code)\n"
+        )
+        return self.execute("python3", "-c", code)
 
     def try_ssh(self, command: str, user: str = "root") -> subprocess.CompletedProcess[str]:
         """Run a command over SSH."""

@@ -13,12 +13,11 @@ import pytest
 
 from tests.dockerd import DATA, own_engine
 from tests.host.conftest import with_bases
-from tests.host.machine import Machine
+from tests.host.machine import MONITORING, Machine
 from tests.tools import ENGINE, installed
 
 ROOT = Path(__file__).parents[2]
 PLAY = [{"hosts": "all", "become": True, "gather_facts": True, "roles": [{"role": "monitoring"}]}]
-SERVICES = "prometheus prometheus-alertmanager prometheus-node-exporter hearth-host-metrics.timer"
 BCRYPT_OF_SECRET = "$2b$04$mUHQCKpapfmrtn0EjxLXoePBD29PM2FQHKsG/85QC47GGQhC/yuxi"
 Play = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -80,18 +79,6 @@ def changed(done: subprocess.CompletedProcess[str]) -> int:
     return int(found[1])
 
 
-def fetch(machine: Machine, path: str, user: str = "") -> str:
-    """A page on the host's loopback, by its own Python; `HTTP <code>` where it is refused."""
-    code = (
-        "import base64, urllib.error, urllib.request as u\n"
-        f"r = u.Request('http://127.0.0.1:{path}')\n"
-        f"'{user}' and r.add_header('Authorization', 'Basic ' + base64.b64encode(b'{user}').decode())\n"
-        "try: print(u.urlopen(r).read().decode())\n"
-        "except urllib.error.HTTPError as e: print('HTTP', e.code)\n"
-    )
-    return machine.execute("python3", "-c", code)
-
-
 def test_a_look_at_a_bare_host_changes_nothing(machine: Machine, play: Play) -> None:
     assert changed(play(check=True)) == 1
     assert machine.try_ssh("dpkg-query --show prometheus").returncode != 0
@@ -101,7 +88,7 @@ def test_a_bare_host_gets_it_all_and_a_second_run_changes_nothing(machine: Machi
     done = play()
     assert changed(done) > 10
     assert "then Dashboards, New, Import" in done.stdout
-    assert set(machine.ssh(f"systemctl is-active {SERVICES}").split()) == {"active"}
+    assert set(machine.ssh(f"systemctl is-active {MONITORING}").split()) == {"active"}
     assert changed(play()) == 0
     assert changed(play(check=True)) == 0
 
@@ -113,12 +100,12 @@ def test_everything_listens_on_the_loopback(machine: Machine) -> None:
 
 
 def test_rules_runbooks_and_host_metrics_are_there(machine: Machine) -> None:
-    rules = [r for g in json.loads(fetch(machine, "9090/api/v1/rules"))["data"]["groups"] for r in g["rules"]]
+    rules = [r for g in json.loads(machine.fetch("9090/api/v1/rules"))["data"]["groups"] for r in g["rules"]]
     assert len(rules) > 70
     assert {rule["health"] for rule in rules} <= {"ok", "unknown"}
-    assert fetch(machine, "9090/user/runbooks/Stuck.md").startswith("# Stuck\n")
+    assert machine.fetch("9090/user/runbooks/Stuck.md").startswith("# Stuck\n")
     machine.ssh("systemctl start hearth-host-metrics.service")
-    page = fetch(machine, "9100/metrics")
+    page = machine.fetch("9100/metrics")
     assert "hearth_host_gpus_on_bus 0" in page
     assert 'node_systemd_unit_state{name="hearth-host-metrics.timer",state="active"' in page
 
@@ -157,6 +144,6 @@ def test_a_password_is_asked_for_and_alerts_go_to_the_receiver(machine: Machine,
     done = play(**secured, monitoring_receivers=[receiver], monitoring_receiver="ops")
     assert changed(done) > 0
     assert "secret" not in done.stdout.replace("[secret]", "")
-    assert fetch(machine, "9090/api/v1/rules").strip() == "HTTP 401"
-    assert "groups" in fetch(machine, "9090/api/v1/rules", "ops:secret")
+    assert machine.fetch("9090/api/v1/rules").strip() == "HTTP 401"
+    assert "groups" in machine.fetch("9090/api/v1/rules", "ops:secret")
     assert "receiver: ops" in machine.ssh("amtool config show --alertmanager.url=http://127.0.0.1:9093")

@@ -19,6 +19,7 @@ from hearth.deploy.facts import (
     pci_gpus,
     problems,
     release_differs,
+    scraped,
 )
 from hearth.deploy.release import ConfigRef, Draft, Release, sha256, with_digest
 from hearth.errors import ConfigError
@@ -143,3 +144,19 @@ def test_whether_a_deploy_would_make_a_release(config: Path) -> None:
     assert release_differs(current, said, "x:1", "sha256:" + "b" * 64, text)
     assert release_differs(current, said, "x:1", DIGEST, text + "\nfailures: {keep: 3}\n")
     assert release_differs("", said, "x:1", DIGEST, text)
+
+
+def test_monitoring_scrapes_what_is_deployed(config: Path) -> None:
+    text = config.read_text()
+    said = draft(load(config), {}, "me@here")
+    ports = load(config).ports
+    assert scraped(said, text) == {
+        "model": load(config).model.served_name,
+        "hearth": f"127.0.0.1:{ports.supervisor}",
+        "engine": f"127.0.0.1:{ports.engine}",
+    }
+    said["container"]["ports"] = [{"container": ports.engine, "host": 8000, "address": "192.0.2.7"}]
+    assert scraped(said, text)["engine"] == "192.0.2.7:8000"
+    assert "hearth" not in scraped(said, text)
+    with pytest.raises(ConfigError):
+        scraped(said, "nonsense: 1\n")

@@ -8,9 +8,11 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
+from hearth.config import parse as parse_config
 from hearth.deploy.release import Draft, Release, parse, sha256, with_digest
 from hearth.errors import HearthError
 from hearth.host.checks import Status, Wanted, facts_from_json, judge
+from hearth.host.spec import ContainerSpec
 
 _NVIDIA, _DISPLAY = "0x10de", "0x03"
 
@@ -102,3 +104,17 @@ def release_differs(current: str, draft: Mapping[str, Any], ref: str, digest: st
         config=kept.config.model_copy(update={"sha256": sha256(said)}),
     )
     return same.content != kept.content
+
+
+def scraped(draft: Mapping[str, Any], config: str) -> dict[str, str]:
+    """What to scrape on the host of a release with this draft and config.
+
+    `model` is its served name; `hearth` and `engine` are HOST:PORT as reached on that host, each left out
+    when it isn't published. Raises ConfigError.
+    """
+    container = parse(json.dumps(draft.get("container", {})), "container", ContainerSpec)
+    settings = parse_config(config, "hearth.yaml")
+    answers = {"hearth": settings.ports.supervisor, "engine": settings.ports.engine}
+    published = {name: container.published(port) for name, port in answers.items()}
+    reached = {name: port.reach for name, port in published.items() if port}
+    return {"model": settings.model.served_name, **reached}
