@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Mapping
+from pathlib import Path
 
 import pytest
 
@@ -18,7 +21,12 @@ def installed(packages: Mapping[str, str]) -> None:
 
     No service of theirs is started. Raises AssertionError with apt's own words.
     """
-    missing = sorted({package for program, package in packages.items() if shutil.which(program) is None})
+    with (Path(tempfile.gettempdir()) / "hearth-apt.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # several processes of tests may want something
+        _install(sorted({package for program, package in packages.items() if shutil.which(program) is None}))
+
+
+def _install(missing: list[str]) -> None:
     if not missing:
         return
     if os.geteuid() != 0 or shutil.which("apt-get") is None:

@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
 """What being scraped costs a real engine: with and without 100 scrapes a second.
 
-`python tests/bench/scrapes.py [--blocks 20] [--seconds 4]`. A real SGLang server on CPU under `hearth serve`
-streams answers to four clients all the time. Slices of a few seconds take turns (A B C, C B A, ...): nobody
-scrapes; Hearth's page, 100 times a second; nobody, once more (the difference is noise). Prints for each
-tokens/s, CPU seconds of the engine for 1000 tokens, which depend less on what else the machine does, and the
-CPU that the supervisor and the scraper took.
+`python tests/bench/scrapes.py [--blocks 20] [--seconds 4] [--apart]`. A real SGLang server on CPU under
+`hearth serve` streams answers to four clients all the time. Slices of a few seconds take turns (A B C, C B A,
+...): nobody scrapes; Hearth's page, 100 times a second; nobody, once more (the difference is noise). Prints for
+each tokens/s, CPU seconds of the engine for 1000 tokens, which depend less on what else the machine does, and
+the CPU that the supervisor and the scraper took. With --apart the engine has the first core for itself and
+everybody else shares the others, as on a host that has cores to spare.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import statistics
 import sys
 import tempfile
@@ -153,6 +155,18 @@ def spread(values: list[float], digits: int) -> str:
     return f"{middle:.{digits}f} ({low:.{digits}f} to {high:.{digits}f})"
 
 
+def set_apart(hearth: Hearth) -> None:
+    """The engine's processes on the first core; the supervisor, this process and what it starts elsewhere."""
+    first, *others = os.sched_getaffinity(0)
+    for process in hearth.engine_processes():
+        for thread in process.threads():
+            os.sched_setaffinity(thread.id, {first})
+    assert hearth.process is not None
+    for process in (psutil.Process(), psutil.Process(hearth.process.pid)):
+        for thread in process.threads():
+            os.sched_setaffinity(thread.id, others)
+
+
 def run(hearth: Hearth, folder: Path, blocks: int, seconds: float) -> None:
     """All blocks, in turns."""
     load, counted = Load(hearth.engine_url), folder / "scrapes"
@@ -181,6 +195,7 @@ def main() -> None:
     )
     parser.add_argument("--blocks", type=int, default=20, help="turns of all subjects")
     parser.add_argument("--seconds", type=float, default=4.0, help="length of a slice")
+    parser.add_argument("--apart", action="store_true", help="the first core for the engine alone")
     parser.add_argument("--scrape", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.scrape:
@@ -192,6 +207,8 @@ def main() -> None:
         try:
             hearth.start()
             hearth.wait_ready()
+            if options.apart:
+                set_apart(hearth)
             run(hearth, Path(folder), options.blocks, options.seconds)
         finally:
             hearth.clean_up()

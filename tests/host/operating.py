@@ -20,6 +20,7 @@ from tests.host.machine import ROOT, Machine
 
 IMAGE = "hearth-test/cpu:latest"
 CHECKOUT = (
+    "Makefile",
     "app",
     "ansible",
     "docker",
@@ -81,10 +82,16 @@ class Operator:
         path.write_text(yaml.safe_dump(said, sort_keys=False))
         return path
 
-    def write_inventory(self, **changes: Any) -> None:
-        """One host without GPUs, as an operator would write it."""
-        host = {"ansible_host": self.machine.address, "ansible_user": "root"}
-        host["ansible_ssh_private_key_file"] = str(self.machine.key)
+    def write_inventory(self, more: tuple[Machine, ...] = (), **changes: Any) -> None:
+        """Hosts without GPUs as an operator would write them: gpu1, and gpu2 ... for `more`."""
+        hosts = {
+            f"gpu{number}": {
+                "ansible_host": machine.address,
+                "ansible_user": "root",
+                "ansible_ssh_private_key_file": str(machine.key),
+            }
+            for number, machine in enumerate((self.machine, *more), 1)
+        }
         said = {
             "gpu": "none",
             "preflight_disk_gb": 5,
@@ -99,7 +106,7 @@ class Operator:
             "hearth_smoke": smoke(),
             **changes,
         }
-        whole = {"all": {"children": {"hearth": {"hosts": {"gpu1": host}, "vars": said}}}}
+        whole = {"all": {"children": {"hearth": {"hosts": hosts, "vars": said}}}}
         self.inventory.write_text(yaml.safe_dump(whole, sort_keys=False))
 
     def command(self, *words: str) -> list[str]:
@@ -115,6 +122,11 @@ class Operator:
     def deploy(self, *words: str, config: Path | None = None) -> subprocess.CompletedProcess[str]:
         """Run `hearth deploy` with the inventory and the config."""
         return self.hearth("deploy", str(self.inventory), "--config", str(config or self.config), *words)
+
+    def make(self, target: str) -> subprocess.CompletedProcess[str]:
+        """Run `make TARGET` as the README says it, with the .venv that it makes in the checkout."""
+        words = ["make", target, f"HOST={self.inventory}", f"ARGS=--config {self.config}"]
+        return subprocess.run(words, cwd=self.root, env=self.environment, capture_output=True, text=True)
 
     def record(self) -> dict[str, Any]:
         """The newest run's record."""

@@ -131,9 +131,11 @@ def test_the_planted_fault_was_stepped_down(watched: Watched, operator: Operator
 
 
 def test_a_second_run_changes_nothing(watched: Watched, operator: Operator) -> None:
+    """And `make` is all that a checkout needs."""
     before = operator.unit("MainPID")
-    done = operator.deploy()
+    done = operator.make("deploy")
     assert done.returncode == 0, done.stdout + done.stderr
+    assert (operator.root / ".venv/bin/hearth").exists()
     changed = [task for task in operator.record()["tasks"] if task["status"] == "changed"]
     assert changed == []
     assert operator.unit("MainPID") == before

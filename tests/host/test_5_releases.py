@@ -106,6 +106,7 @@ def test_remove_leaves_weights_and_state(operator: Operator, machine: Machine) -
     assert machine.ssh("docker ps --all --quiet").strip() == ""
     assert machine.try_ssh("systemctl cat hearth").returncode != 0
     assert machine.try_ssh("test -e /opt/hearth").returncode != 0
+    assert machine.ssh("nft list tables 2>/dev/null; true").strip().count("inet hearth") == 0
     assert "config.json" in machine.ssh("ls /var/lib/hearth/models/tiny")
     assert "plans.json" in machine.ssh("ls /var/lib/hearth/state")
     again = operator.hearth("host", "remove", str(operator.inventory), "--purge")

@@ -4,6 +4,7 @@ tools/kernel_env.py makes those environments once and caches them. Everything in
 GPU; each file says what stands in for it.
 """
 
+import contextlib
 import os
 import re
 import subprocess
@@ -47,7 +48,8 @@ def unpacked(version: str) -> Path:
     if not folder.exists():
         aside = Path(tempfile.mkdtemp(dir=cache_dir().parent))
         fetch(version)._zip.extractall(aside)
-        aside.rename(folder)
+        with contextlib.suppress(OSError):  # another process was first
+            aside.rename(folder)
     return folder
 
 
