@@ -5,8 +5,8 @@
 `hearth serve` streams answers to four clients all the time. Slices of a few seconds take turns (A B C, C B A,
 ...): nobody scrapes; Hearth's page, 100 times a second; nobody, once more (the difference is noise). Prints
 for each tokens/s, CPU seconds of the engine for 1000 tokens, which depend less on what else the machine does,
-and the CPU that the supervisor and the scraper took. With --apart the engine has the first core for itself and
-everybody else shares the others, as on a host that has cores to spare.
+and the CPU that the supervisor and the scraper took. With --apart the engine has the first core for itself,
+and everybody else shares the others, as on a host that has cores to spare.
 """
 
 from __future__ import annotations
