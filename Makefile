@@ -17,9 +17,9 @@ setup: ## Make .venv with everything that Hearth and its tools need
 demo: setup ## A real SGLang server on CPU: its piecewise plan breaks, Hearth brings it back, it answers
 	@$(PY) demo/demo.py
 
-test: setup ## Every test but `slow` and `gpu`: a real engine, Docker Engine, systemd, Prometheus (40 minutes on 2 cores, as root)
+test: setup ## Every test that needs no GPU: a real engine, Docker Engine, systemd host, Prometheus (as root)
 	@tools/setup.sh --test-tools
-	@$(PY) -m pytest -m "not gpu and not slow"
+	@$(PY) -m pytest -m "not gpu" --numprocesses logical --maxprocesses 4 --dist loadgroup --no-loadscope-reorder
 
 test-unit: setup ## The tests that need no engine (about two minutes)
 	@tools/setup.sh --test-tools
@@ -31,7 +31,7 @@ test-engine: setup ## The tests that drive a real SGLang server
 test-image: setup ## Build the cpu image with a real Docker Engine and try every check on it
 	@$(PY) -m pytest -m image tests/image
 
-test-host: setup ## Deploy to a real systemd host made here, over SSH (as root; not part of `make test`)
+test-host: setup ## Deploy to a real systemd host made here, over SSH (as root)
 	@$(PY) -m pytest -m host tests/host tests/launch tests/monitoring
 
 test-monitoring: setup ## A real Prometheus and Alertmanager against a real engine

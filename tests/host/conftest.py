@@ -25,7 +25,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.host)
-            item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture(scope="session")

@@ -24,8 +24,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if Path(__file__).parent in item.path.parents:
             on_a_host = item.path.name == "test_role.py"
             item.add_marker(pytest.mark.host if on_a_host else pytest.mark.monitoring)
-            if on_a_host:
-                item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture(scope="session", autouse=True)
