@@ -19,7 +19,7 @@ demo: setup ## A real SGLang server on CPU: its piecewise plan breaks, Hearth br
 
 test: setup ## Every test that needs no GPU: a real engine, Docker Engine, systemd host, Prometheus (as root)
 	@tools/setup.sh --test-tools
-	@$(PY) -m pytest -m "not gpu" --numprocesses logical --maxprocesses 4 --dist loadgroup --no-loadscope-reorder
+	@$(PY) -m pytest -m "not gpu" --numprocesses logical --maxprocesses 4 --dist loadscope --no-loadscope-reorder
 
 test-unit: setup ## The tests that need no engine (about two minutes)
 	@tools/setup.sh --test-tools

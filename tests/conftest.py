@@ -1,14 +1,17 @@
 """How the tests share a machine: what belongs together runs in one process, the longest first.
 
-`make test` runs several processes (pytest-xdist, `--dist loadgroup`). One host, Engine, Prometheus or engine
-version is shared by the tests of a group; unit tests fill the gaps.
+`make test` runs several processes (pytest-xdist). Tests of a group share one host, Docker Engine, Prometheus
+or engine; the short files fill the gaps.
 """
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
+from xdist.scheduler import LoadScopeScheduling
 
 HERE = Path(__file__).parent
 LONGEST_FIRST = ("host", "image", "launch", "monitoring", "engine", "kernels", "bake", "browser", "wheels")
@@ -16,28 +19,34 @@ LONGEST_FIRST = ("host", "image", "launch", "monitoring", "engine", "kernels", "
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=_turn)
-    for item in items:
-        if group := _group(item):
-            item.add_marker(pytest.mark.xdist_group(group))
+    def turn(item: pytest.Item) -> int:
+        folder = item.path.relative_to(HERE).parts[0]
+        return LONGEST_FIRST.index(folder) if folder in LONGEST_FIRST else len(LONGEST_FIRST)
+
+    items.sort(key=turn)
 
 
-def _turn(item: pytest.Item) -> int:
-    folder = item.path.relative_to(HERE).parts[0]
-    return LONGEST_FIRST.index(folder) if folder in LONGEST_FIRST else len(LONGEST_FIRST)
+class Grouped(LoadScopeScheduling):
+    """Hands out groups of tests in the order above."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return group(nodeid)
 
 
-def _group(item: pytest.Item) -> str:
-    place = item.path.relative_to(HERE)
-    match place.parts[0]:
-        case "unit":
-            return ""
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Grouped:
+    return Grouped(config, log)
+
+
+def group(nodeid: str) -> str:
+    """What a test has to run in one process with; its file, where nothing else is shared."""
+    place = nodeid.partition("::")[0]
+    match Path(place).parts[1]:
         case "host" | "image":
             return "docker"  # one Engine, with one cache of layers
         case "launch" | "wheels" as folder:
             return folder
         case "kernels":
-            callspec = getattr(item, "callspec", None)
-            return f"kernels-{callspec.params.get('flashinfer_version')}" if callspec else "kernels"
+            version = re.search(r"\[(\d+\.\d+\.\d+)", nodeid)
+            return f"kernels {version[1]}" if version else place
         case _:
-            return str(place)
+            return place
