@@ -26,7 +26,7 @@ all:
       hosts:
         gpu1: {ansible_host: 192.0.2.1, ansible_port: 2222, ansible_user: ops}
         gpu2: {gpu: nvidia}
-      vars: {gpu: none, ansible_ssh_common_args: -o A=b -o C=d}
+      vars: {gpu: none, ansible_ssh_common_args: '-o A=b -o ProxyCommand="ssh -W %h:%p jump"'}
 """
 
 
@@ -74,7 +74,8 @@ def test_an_inventory_file_is_read_as_ansible_reads_it(tmp_path: Path) -> None:
     path.write_text(INVENTORY)
     first, second = resolve([str(path)], None)
     assert (first.address, first.port, first.user, first.gpus) == ("192.0.2.1", 2222, "ops", False)
-    assert first.ssh_args == ("-o", "A=b", "-o", "C=d")
+    assert first.ssh_args == ("-o", "A=b", "-o", "ProxyCommand=ssh -W %h:%p jump")
+    assert first.ansible()["ansible_ssh_common_args"] == "-o A=b -o 'ProxyCommand=ssh -W %h:%p jump'"
     assert second.gpus
 
 
@@ -83,8 +84,8 @@ def test_a_name_is_looked_up_and_may_bring_its_own_user(tmp_path: Path) -> None:
     path.write_text(INVENTORY)
     (found,) = resolve(["root@gpu1"], path)
     assert (found.address, found.user, found.port) == ("192.0.2.1", "root", 2222)
-    (other,) = resolve(["gpu9"], path, key="/k", ssh_args=["-v"])
-    assert (other.address, other.key, other.ssh_args) == ("gpu9", "/k", ("-v",))
+    (other,) = resolve(["gpu9"], path, key="/k", ssh_args="-v -o 'A=b c'")
+    assert (other.address, other.key, other.ssh_args) == ("gpu9", "/k", ("-v", "-o", "A=b c"))
 
 
 @pytest.mark.parametrize(
@@ -97,6 +98,15 @@ def test_a_broken_inventory_is_named(tmp_path: Path, text: str, said: str) -> No
     with pytest.raises(HearthError) as error:
         resolve([str(path)], None)
     assert said in str(error.value)
+
+
+def test_quotes_that_are_not_closed(tmp_path: Path) -> None:
+    path = tmp_path / "hosts.yml"
+    path.write_text(INVENTORY.replace(' jump"', " jump"))
+    with pytest.raises(ConfigError, match="gpu1: ansible_ssh_common_args: .*No closing quotation"):
+        resolve([str(path)], None)
+    with pytest.raises(ConfigError, match="--ssh-args"):
+        resolve(["gpu9"], None, ssh_args="-o 'x")
 
 
 def test_a_missing_inventory() -> None:

@@ -48,7 +48,7 @@ def status(
     hosts: Hosts, inventory: Inventory = None, key: Key = "", ssh_args: SshArgs = "", as_json: Json = False
 ) -> None:
     """What Hearth does there now, and why."""
-    for target in resolve(hosts, inventory, key, ssh_args.split()):
+    for target in resolve(hosts, inventory, key, ssh_args):
         if not as_json:
             shell(target, "systemctl show --property=ActiveState,SubState,StatusText hearth")
         on_host(target, "status", "--release", CURRENT, *(["--json"] if as_json else []))
@@ -64,7 +64,7 @@ def logs(
     ssh_args: SshArgs = "",
 ) -> None:
     """The unit's journal."""
-    for target in resolve(hosts, inventory, key, ssh_args.split()):
+    for target in resolve(hosts, inventory, key, ssh_args):
         more = "--follow" if follow else "--no-pager"
         shell(target, f"exec journalctl --unit hearth --output short-iso --lines {lines} {more}")
 
@@ -74,7 +74,7 @@ def doctor(
     hosts: Hosts, inventory: Inventory = None, key: Key = "", ssh_args: SshArgs = "", as_json: Json = False
 ) -> None:
     """The checks of `hearth doctor`, there."""
-    for target in resolve(hosts, inventory, key, ssh_args.split()):
+    for target in resolve(hosts, inventory, key, ssh_args):
         more = [] if target.gpus else ["--gpu", "none"]
         on_host(target, "doctor", *more, *(["--json"] if as_json else []))
 
@@ -84,7 +84,7 @@ def restart(
     hosts: Hosts, inventory: Inventory = None, key: Key = "", ssh_args: SshArgs = "", why: Why = ""
 ) -> None:
     """Restart the service; comes back when it serves."""
-    for target in resolve(hosts, inventory, key, ssh_args.split()):
+    for target in resolve(hosts, inventory, key, ssh_args):
         shell(target, "systemctl reset-failed hearth; systemctl restart hearth")
         typer.echo(f"{target.name}: serves")
 
@@ -100,7 +100,7 @@ def remove(
     root: Annotated[Path, typer.Option(help="The project's folder.")] = Path(),
 ) -> None:
     """Take Hearth off a host; weights, state and releases stay unless --purge."""
-    targets = resolve(hosts, inventory, key, ssh_args.split())
+    targets = resolve(hosts, inventory, key, ssh_args)
     runner.enter(targets)
     job = runner.Job("remove", "remove.yml", tuple(targets), {"hearth_purge": purge})
     finish(*runner.perform(job, runner.new_record(), root / "ansible", why))

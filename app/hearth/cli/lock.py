@@ -23,7 +23,7 @@ def lock(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Say who holds a host and why; with --why hold it yourself; with --release remove a lock."""
-    for target in resolve(hosts, inventory, key, ssh_args.split()):
+    for target in resolve(hosts, inventory, key, ssh_args):
         if release:
             _tell(target, hostlock.force(target), "was held by {} (removed)", as_json)
         elif why:

@@ -17,5 +17,5 @@ def releases(
     as_json: bool = typer.Option(False, "--json", help="Print JSON."),
 ) -> None:
     """List the releases of each host: which runs, which was proven, who made it."""
-    for target in resolve(hosts, inventory, key, ssh_args.split()):
+    for target in resolve(hosts, inventory, key, ssh_args):
         on_host(target, "release", "list", *(["--json"] if as_json else []))

@@ -21,7 +21,7 @@ def rollback(
     root: Annotated[Path, typer.Option(help="The project's folder.")] = Path(),
 ) -> None:
     """Run the release before the current one again; it must pass its smoke test."""
-    targets = resolve(hosts, inventory, key, ssh_args.split())
+    targets = resolve(hosts, inventory, key, ssh_args)
     runner.enter(targets)
     job = runner.Job("rollback", "rollback.yml", tuple(targets), {})
     finish(*runner.perform(job, runner.new_record(), root / "ansible", why))

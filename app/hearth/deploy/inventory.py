@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -57,7 +58,7 @@ class Target:
         if self.key:
             own["ansible_ssh_private_key_file"] = self.key
         if self.ssh_args:
-            own["ansible_ssh_common_args"] = " ".join(self.ssh_args)
+            own["ansible_ssh_common_args"] = shlex.join(self.ssh_args)
         return {**self.variables, **own}
 
 
@@ -82,6 +83,14 @@ def split_hosts(words: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(found))
 
 
+def split_args(text: str, place: str) -> tuple[str, ...]:
+    """Options of ssh as words, quoted as for a shell. Raises ConfigError."""
+    try:
+        return tuple(shlex.split(text))
+    except ValueError as error:
+        raise ConfigError(f"{place}: {text!r}: {error}", "close the quotes") from error
+
+
 def targets_in(listing: Mapping[str, Any]) -> dict[str, Target]:
     """The hosts of `ansible-inventory --list`, by name."""
     variables: Mapping[str, Mapping[str, Any]] = listing.get("_meta", {}).get("hostvars", {})
@@ -95,13 +104,14 @@ def is_inventory(word: str) -> bool:
 
 
 def resolve(
-    words: Sequence[str], inventory: Path | None, key: str = "", ssh_args: Sequence[str] = ()
+    words: Sequence[str], inventory: Path | None, key: str = "", ssh_args: str = ""
 ) -> list[Target]:
     """The targets that the words name.
 
     A name is looked up in `inventory` (default: ansible/inventory.yml, where there is one) and is otherwise a
-    host's address. Raises ConfigError or MissingError.
+    host's address. `ssh_args` is quoted as for a shell. Raises ConfigError or MissingError.
     """
+    more = split_args(ssh_args, "--ssh-args")
     known = _known(inventory)
     found: list[Target] = []
     for word in split_hosts(words):
@@ -113,7 +123,7 @@ def resolve(
             found.append(_plain(word, known))
     if not found:
         raise ConfigError(f"{' '.join(words)}: no host in it", "see ansible/inventory.example.yml")
-    return [replace(t, key=key or t.key, ssh_args=(*t.ssh_args, *ssh_args)) for t in _once(found)]
+    return [replace(t, key=key or t.key, ssh_args=(*t.ssh_args, *more)) for t in _once(found)]
 
 
 def read_inventory(path: Path) -> dict[str, Target]:
@@ -173,7 +183,7 @@ def _members(listing: Mapping[str, Any], group: str) -> list[str]:
 
 
 def _from_inventory(name: str, said: Mapping[str, Any]) -> Target:
-    ssh = str(said.get("ansible_ssh_common_args", "")).split()
+    ssh = split_args(str(said.get("ansible_ssh_common_args", "")), f"{name}: ansible_ssh_common_args")
     rest = {key: value for key, value in said.items() if key not in _OWN}
     return Target(
         name=name,
@@ -182,7 +192,7 @@ def _from_inventory(name: str, said: Mapping[str, Any]) -> Target:
         port=int(said["ansible_port"]) if "ansible_port" in said else None,
         local=said.get("ansible_connection") == "local",
         key=str(said.get("ansible_ssh_private_key_file", "")),
-        ssh_args=tuple(ssh),
+        ssh_args=ssh,
         variables=rest,
     )
 

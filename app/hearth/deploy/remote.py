@@ -103,7 +103,7 @@ def _ssh_refusal(target: Target, text: str) -> HearthError:
                 fix.format(name=name, address=target.address, port=target.port or 22),
             )
             return NoAccess(message, hint) if pattern in _REFUSED else Unreachable(message, hint)
-    return Unreachable(f"{name}: ssh: {last}", f"try: {' '.join(ssh_words(target))}")
+    return Unreachable(f"{name}: ssh: {last}", f"try: {shlex.join(ssh_words(target))}")
 
 
 def _sudo_refusal(target: Target, text: str) -> NoAccess:
