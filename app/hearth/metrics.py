@@ -104,6 +104,12 @@ class Metrics:
             registry=registry,
         )
         self.ladder_steps = Gauge("hearth_ladder_steps", "Steps below the wanted plan.", registry=registry)
+        self.failures = Counter(
+            "hearth_failures",
+            "Failures of the engine by kind, those that ended the run among them.",
+            ["kind"],
+            registry=registry,
+        )
         self.restarts = Counter(
             "hearth_engine_restarts", "Engine restarts by the failure's kind.", ["kind"], registry=registry
         )
@@ -155,6 +161,7 @@ class Metrics:
     def _begin_at_zero(self) -> None:
         """Counters that exist from the start: Prometheus can't see the first step of one that doesn't."""
         for failure in FailureKind:
+            self.failures.labels(failure.value)
             self.restarts.labels(failure.value)
         for kind in TOKEN_KINDS:
             self.tokens.labels(kind)

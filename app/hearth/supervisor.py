@@ -141,6 +141,7 @@ class Supervisor:
         self._failed_at = self._failed_at or now
         self.board.canary_ok = False
         self.metrics.canary_ok.set(False)
+        self.metrics.failures.labels(failure.kind.value).inc()
         self._move(State.RECOVERING, f"The engine failed: {failure.sentence}")
         story = life.story()
         snapshot = await self._reporter.look(failure, life.pids)

@@ -4,6 +4,8 @@ Pages (tests/monitoring/pages), and where they are from:
 - nvitop-h200.txt, hearth-host-h200.txt: recorded on a host with two NVIDIA H200 (driver 580.159.04).
 - engine-colon.txt, engine-underscore.txt: recorded from SGLang 0.5.23 on CPU, asked as Prometheus 2 asks,
   with prometheus-client 0.22.1 and 0.26.0; only what the rules read.
+- engine-0.5.21.txt: recorded from SGLang 0.5.21 in the same way, with prometheus-client 0.22.1; what the
+  rules and Hearth itself read.
 - hearth.txt: recorded from Hearth under the same load.
 - systemd.txt: the lines of node exporter 1.5 on a systemd host, for a unit that is active.
 - dcgm.txt, gpu-fault.txt: not recorded, but written as DCGM exporter's fields and Hearth's code have it.

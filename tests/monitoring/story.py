@@ -103,6 +103,7 @@ def targets(hearth: Hearth, node: int, pages: RecordedPages) -> dict[str, list[A
             real(hearth.engine_port, model="tiny"),
             pages.target("engine-colon.txt", "standin-colon"),
             pages.target("engine-underscore.txt", "standin-underscore"),
+            pages.target("engine-0.5.21.txt", "standin-0.5.21"),
         ],
         "node": [
             real(node),

@@ -33,6 +33,7 @@ NEEDS_STANDIN = {
     "DCGM_FI_DEV_GPU_TEMP": "DCGM exporter needs a GPU",
     "DCGM_FI_DEV_SM_CLOCK": "DCGM exporter needs a GPU",
     "DCGM_FI_DEV_XID_ERRORS": "DCGM exporter needs a GPU",
+    "hearth_host_gpu_recovery": "NVML needs a GPU",
     "hearth_host_gpu_slowdown": "NVML needs a GPU",
     "hearth_host_gpu_pcie_replays_total": "NVML needs a GPU",
     "hearth_host_gpu_pcie_width": "NVML needs a GPU",
@@ -96,8 +97,8 @@ def test_either_gpu_exporter_fills_every_gpu_rule(story: Story) -> None:
             assert story.source.over(f'{rule["record"]}{{host="{host}"}}', story.begin, story.end), rule
 
 
-@pytest.mark.parametrize("host", ["standin-colon", "standin-underscore"])
-def test_either_spelling_of_the_engines_names_fills_every_engine_rule(story: Story, host: str) -> None:
+@pytest.mark.parametrize("host", ["standin-colon", "standin-underscore", "standin-0.5.21"])
+def test_either_spelling_and_an_older_engine_fill_every_engine_rule(story: Story, host: str) -> None:
     for rule in RULES:
         if "record" in rule and "sglang" in rule["expr"]:
             assert story.source.over(f'{rule["record"]}{{host="{host}"}}', story.begin, story.end), rule

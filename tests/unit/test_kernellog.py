@@ -257,6 +257,9 @@ async def test_a_lost_gpu_ends_the_engine_and_asks_for_a_person(
     failure = supervisor.board.incidents[-1].failure
     assert (failure.kind, failure.evidence) == (FailureKind.GPU_FAULT, (OFF_THE_BUS,))
     assert "power" in failure.hint
+    counted = supervisor.metrics.registry.get_sample_value
+    assert counted("hearth_failures_total", {"kind": "gpu_fault"}) == 1
+    assert counted("hearth_engine_restarts_total", {"kind": "gpu_fault"}) == 0
 
 
 @pytest.mark.skipif(not os.access("/dev/kmsg", os.R_OK | os.W_OK), reason="no access to /dev/kmsg here")

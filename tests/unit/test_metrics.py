@@ -107,6 +107,7 @@ def test_counters_are_there_before_they_count(metrics):
     """`increase()` can't see the step from absent to 1."""
     for kind in FailureKind:
         assert value(metrics, "hearth_engine_restarts_total", kind=kind.value) == 0
+        assert value(metrics, "hearth_failures_total", kind=kind.value) == 0
     for kind in ("generation", "prefill", "prefill_cached"):
         assert value(metrics, "hearth_tokens_total", kind=kind) == 0
     assert value(metrics, "hearth_runtime_compiles_total") == 0

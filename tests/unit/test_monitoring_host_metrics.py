@@ -2,10 +2,13 @@
 
 import importlib.util
 from pathlib import Path
+from types import SimpleNamespace
 
 import pynvml
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+
+from hearth.host import nvmlevents
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "ansible/roles/monitoring/files/hearth_host_metrics.py"
@@ -86,12 +89,32 @@ def test_a_gpu_that_fell_off_does_not_hide_the_others(script, monkeypatch):
     monkeypatch.setattr(pynvml, "nvmlDeviceGetCurrPcieLinkWidth", unknown)
     monkeypatch.setattr(pynvml, "nvmlDeviceGetMaxPcieLinkWidth", unknown)
     monkeypatch.setattr(pynvml, "nvmlDeviceGetCurrentClocksThrottleReasons", lambda _: 0x44)
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetFieldValues", lambda index, fields: [Value(index)])
     seen = values(script.gpu_samples(3))
     assert seen["hearth_host_gpus_visible", ()] == 2
     assert seen["hearth_host_gpu_pcie_replays_total", (("gpu", "2"),)] == 7
+    assert seen["hearth_host_gpu_recovery", (("gpu", "0"),)] == 0
+    assert seen["hearth_host_gpu_recovery", (("gpu", "2"),)] == 1
     reasons = {labels[1][1] for (name, labels), on in seen.items() if name.endswith("slowdown") and on}
     assert reasons == {"power_cap", "hardware_thermal"}
     assert not [name for name, _ in seen if "width" in name]
+
+
+class Value:
+    """A field's value: GPU 2 needs a reboot (2)."""
+
+    def __init__(self, action, error=pynvml.NVML_SUCCESS):
+        self.nvmlReturn = error
+        self.value = SimpleNamespace(uiVal=action)
+
+
+def test_a_driver_that_says_nothing_about_recovery(script, monkeypatch):
+    old = Value(1, pynvml.NVML_ERROR_NOT_SUPPORTED)
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetFieldValues", lambda handle, fields: [old])
+    assert script._must_recover(0) is None
+    monkeypatch.delattr(pynvml, "NVML_FI_DEV_GET_GPU_RECOVERY_ACTION")
+    assert script._must_recover(0) is None
+    assert nvmlevents._NEEDS == script.RECOVERIES
 
 
 @pytest.mark.parametrize(
@@ -122,7 +145,7 @@ def test_the_page_can_be_read_and_is_put_in_place_whole(script, root, tmp_path):
 
 def test_a_page_of_a_real_gpu_host_has_every_metric(script):
     names = {line.split()[2] for line in RECORDED.read_text().splitlines() if line.startswith("# TYPE")}
-    assert names == set(script.HELP)
+    assert names == set(script.HELP) - {"hearth_host_gpu_recovery"}, "which came after the recording"
 
 
 @pytest.mark.parametrize(("arguments", "code"), [([], 2), (["/nonexistent"], 1), (["-"], 0)])

@@ -1,11 +1,12 @@
-"""Metrics that only alerts need: when the supervisor started, and when it last looked at the engine."""
+"""Metrics for alerts: when the supervisor started, when it last looked; and an older engine's page."""
 
 import time
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from hearth.engine.samples import EngineSamples
+from hearth.engine.samples import EngineSamples, parse_samples
 from hearth.metrics import Metrics
+from tests.monitoring.standin import PAGES
 
 
 def value(metrics, name):
@@ -28,3 +29,14 @@ def test_each_look_at_the_engine_is_a_turn_of_the_watch():
     before = time.time()
     metrics.take(EngineSamples(), 1.0)
     assert value(metrics, "hearth_watch_timestamp_seconds") >= before
+
+
+def test_the_page_of_an_older_engine_is_read():
+    metrics = Metrics()
+    metrics.take(parse_samples((PAGES / "engine-0.5.21.txt").read_text()), 1.0)
+    read = metrics.registry.get_sample_value
+    assert read("hearth_tokens_total", {"kind": "generation"}) == 1448
+    assert read("hearth_tokens_total", {"kind": "prefill_cached"}) == 304
+    assert read("hearth_graph_passes_total", {"mode": "decode_none"}) == 736
+    assert read("hearth_ttft_seconds_count", {}) == 37
+    assert read("hearth_itl_seconds_bucket", {"le": "+Inf"}) == 702

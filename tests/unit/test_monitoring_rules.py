@@ -11,6 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from monitoring.rules import FOLDER, files, metrics_in, rules, seconds, shortened
 
+from hearth.engine.probe import CanaryResult
+from hearth.failure import FailureKind, Phase
+from hearth.host import xid
+from hearth.pulse import numerics
+from tests.monitoring.standin import PAGES
+
 RUNBOOKS = FOLDER.parent / "runbooks"
 RULES = list(rules())
 ALERTS = [rule for rule in RULES if "alert" in rule]
@@ -123,6 +129,34 @@ def test_recorded_names_that_are_read_are_recorded():
     for rule in RULES:
         read = {name for name in metrics_in(rule["expr"]) if name.startswith("hearth:")}
         assert read <= recorded, rule
+
+
+def test_dcgm_counts_the_xids_that_hearth_counts_as_fatal():
+    (rule,) = (rule for rule in RECORDS if rule["record"] == "hearth:gpu_xid")
+    counted = [int(number) for number in re.findall(r"DCGM_FI_DEV_XID_ERRORS == (\d+)", rule["expr"])]
+    assert counted == sorted(number for number, known in xid.table().items() if known.fatal is not False)
+
+
+def test_failures_are_read_by_kinds_that_exist_and_a_wrong_canary_by_its_own():
+    read = [
+        kind
+        for rule in RULES
+        for kind in re.findall(r'(?:failures|restarts)_total{kind="(\w+)"', rule["expr"])
+    ]
+    assert set(read) <= {kind.value for kind in FailureKind}
+    assert numerics(CanaryResult("wrong", 0.1, ""), Phase.SERVING).kind.value in read
+
+
+@pytest.mark.parametrize("path", sorted(PAGES.glob("engine-*.txt")), ids=lambda path: path.stem)
+def test_every_recorded_page_of_an_engine_has_what_the_rules_read(path):
+    there = set(re.findall(r"^\w+:?\w*", path.read_text(), re.MULTILINE))
+    for rule in RECORDS:
+        read = {
+            name.replace("sglang:", "sglang_")
+            for name in metrics_in(rule["expr"])
+            if name.startswith("sglang")
+        }
+        assert read <= {name.replace("sglang:", "sglang_") for name in there}, rule["record"]
 
 
 @pytest.mark.parametrize(

@@ -4,9 +4,9 @@
     hearth_host_metrics.py DIRECTORY        (writes DIRECTORY/hearth_host.prom; `-` prints)
 
 GPUs on the PCI bus and those the driver shows, replays and width of each PCIe link, why clocks are lowered,
-and whether the driver's kernel module and its user-space library have the same version. Needs nothing but
-Python; what needs NVML is left out where `pynvml` isn't installed. Exits with 1, and a line saying why, when
-the file can't be written.
+whether the driver wants a GPU reset or the host rebooted, and whether its kernel module and its user-space
+library have the same version. Needs nothing but Python; what needs NVML is left out where `pynvml` isn't
+installed. Exits with 1, and a line saying why, when the file can't be written.
 """
 
 import sys
@@ -22,6 +22,9 @@ SLOWDOWNS = {
     "hardware_thermal": 0x40,
     "power_brake": 0x80,
 }
+# nvmlDeviceGpuRecoveryAction_t: GPU reset, node reboot, drain and reset, bus reset, system reboot; as
+# app/hearth/host/nvmlevents.py has them.
+RECOVERIES = {1, 2, 4, 6, 7}
 NVIDIA, DISPLAY = "0x10de", ("0x0300", "0x0302")
 MODULE_VERSION = "sys/module/nvidia/version"
 LIBRARY = "libnvidia-ml.so.[0-9]*.*"
@@ -43,6 +46,7 @@ HELP = {
     "hearth_host_gpu_pcie_replays_total": "Replays on the PCIe link since the driver was loaded.",
     "hearth_host_gpu_pcie_width": "Lanes of the PCIe link.",
     "hearth_host_gpu_pcie_width_max": "Lanes that the PCIe link can have.",
+    "hearth_host_gpu_recovery": "1 while the driver says that the GPU needs a reset or the host a reboot.",
     "hearth_host_gpu_slowdown": "1 while clocks are lowered for this reason.",
 }
 
@@ -103,6 +107,7 @@ def _one_gpu(labels: dict[str, str], handle: object) -> Iterator[Sample]:
         "hearth_host_gpu_pcie_replays_total": pynvml.nvmlDeviceGetPcieReplayCounter,
         "hearth_host_gpu_pcie_width": pynvml.nvmlDeviceGetCurrPcieLinkWidth,
         "hearth_host_gpu_pcie_width_max": pynvml.nvmlDeviceGetMaxPcieLinkWidth,
+        "hearth_host_gpu_recovery": _must_recover,
     }
     for name, function in facts.items():
         value = _ask(function, handle)
@@ -112,6 +117,17 @@ def _one_gpu(labels: dict[str, str], handle: object) -> Iterator[Sample]:
     if bits is not None:
         for reason, bit in SLOWDOWNS.items():
             yield "hearth_host_gpu_slowdown", {**labels, "reason": reason}, float(bool(bits & bit))
+
+
+def _must_recover(handle: object) -> bool | None:
+    """Whether the driver wants a reset or a reboot; None before R560 and for a pynvml that doesn't know."""
+    import pynvml
+
+    field = getattr(pynvml, "NVML_FI_DEV_GET_GPU_RECOVERY_ACTION", None)
+    if field is None:
+        return None
+    (value,) = pynvml.nvmlDeviceGetFieldValues(handle, [field])
+    return int(value.value.uiVal) in RECOVERIES if value.nvmlReturn == pynvml.NVML_SUCCESS else None
 
 
 def _ask(function, argument):  # type: ignore[no-untyped-def]
