@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from hearth.deploy import gate
 from hearth.deploy.gate import problem_of
 from hearth.deploy.inventory import Target
 from hearth.deploy.remote import NoAccess, Said, refusal, run, ssh_words, words_for
@@ -80,3 +81,15 @@ def test_this_machine_without_ssh() -> None:
 def test_first_look(said: str, problem: str) -> None:
     found = problem_of(HOST, said)
     assert (str(found) if found else "")[: len("gpu1: " + problem)] == (f"gpu1: {problem}" if problem else "")
+
+
+@pytest.mark.parametrize(("sudo", "become"), [("/usr/bin/sudo", {}), ("none", {"ansible_become": False})])
+def test_root_needs_no_sudo(monkeypatch: pytest.MonkeyPatch, sudo: str, become: dict[str, bool]) -> None:
+    said = Said(0, f"0\ndebian 12 Debian GNU/Linux 12\n/usr/bin/python3\n{sudo}\n", "")
+    monkeypatch.setattr(gate, "run", lambda target, script: said)
+    assert gate.enter(LOCAL).ansible() == {"ansible_connection": "local", **become}
+
+
+def test_the_look_is_a_script_that_a_shell_runs() -> None:
+    lines = run(LOCAL, gate._LOOK.strip(), root=False).out.splitlines()
+    assert len(lines) == 4

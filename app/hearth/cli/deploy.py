@@ -20,7 +20,10 @@ Inventory = Annotated[
     Path | None, typer.Option("--inventory", "-i", help="Where names are looked up (ansible/inventory.yml).")
 ]
 Key = Annotated[str, typer.Option("--key", help="SSH key file.")]
-SshArgs = Annotated[str, typer.Option("--ssh-args", help="More options of ssh, quoted as for a shell.", envvar="HEARTH_SSH_ARGS")]
+SshArgs = Annotated[
+    str,
+    typer.Option("--ssh-args", help="More options of ssh, quoted as for a shell.", envvar="HEARTH_SSH_ARGS"),
+]
 Why = Annotated[str, typer.Option("--why", help="What others are told while you hold the host.")]
 
 
@@ -49,8 +52,7 @@ def deploy(
     secrets = {name: Path(path) for name, path in ordering.pairs(secret or [], "--secret").items()}
     asked = ordering.Order(config, root, image, image_from, image_ref, check, tags, why, secrets)
     ordering.read_config(config)
-    targets = resolve(hosts, inventory, key, ssh_args)
-    runner.enter(targets)
+    targets = runner.enter(resolve(hosts, inventory, key, ssh_args))
     record = runner.new_record()
     job = ordering.job(asked, targets, record, say)
     finish(*runner.perform(job, record, root / "ansible", why))

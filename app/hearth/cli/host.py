@@ -100,7 +100,6 @@ def remove(
     root: Annotated[Path, typer.Option(help="The project's folder.")] = Path(),
 ) -> None:
     """Take Hearth off a host; weights, state and releases stay unless --purge."""
-    targets = resolve(hosts, inventory, key, ssh_args)
-    runner.enter(targets)
+    targets = runner.enter(resolve(hosts, inventory, key, ssh_args))
     job = runner.Job("remove", "remove.yml", tuple(targets), {"hearth_purge": purge})
     finish(*runner.perform(job, runner.new_record(), root / "ansible", why))

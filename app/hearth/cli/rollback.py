@@ -21,7 +21,6 @@ def rollback(
     root: Annotated[Path, typer.Option(help="The project's folder.")] = Path(),
 ) -> None:
     """Run the release before the current one again; it must pass its smoke test."""
-    targets = resolve(hosts, inventory, key, ssh_args)
-    runner.enter(targets)
+    targets = runner.enter(resolve(hosts, inventory, key, ssh_args))
     job = runner.Job("rollback", "rollback.yml", tuple(targets), {})
     finish(*runner.perform(job, runner.new_record(), root / "ansible", why))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hearth.deploy.inventory import Target
 from hearth.deploy.remote import run
 from hearth.errors import CheckFailed, HearthError
@@ -14,15 +16,25 @@ SYSTEMS = {
 _LOOK = """
 id -u; (. /etc/os-release 2>/dev/null && echo "$ID $VERSION_ID $PRETTY_NAME") || echo unknown
 command -v python3 || echo none
+command -v sudo || echo none
 """
 
 
-def enter(target: Target) -> None:
-    """Raises a HearthError with the fix where this host can't be deployed to. Changes nothing."""
+def enter(target: Target) -> Target:
+    """The target, with what was seen. Changes nothing.
+
+    Raises a HearthError with the fix where this host can't be deployed to.
+    """
     said = run(target, _LOOK.strip())
     problem = problem_of(target, said.out)
     if problem is not None:
         raise problem
+    return replace(target, sudo=has_sudo(said.out))
+
+
+def has_sudo(said: str) -> bool:
+    """Whether the look found sudo (pure)."""
+    return said.splitlines()[3:4] != ["none"]
 
 
 def problem_of(target: Target, said: str) -> HearthError | None:

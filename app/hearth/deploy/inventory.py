@@ -39,6 +39,8 @@ class Target:
     """File with the SSH key; empty for ssh's own choice."""
     ssh_args: tuple[str, ...] = ()
     """More options of ssh."""
+    sudo: bool = True
+    """Whether sudo is there; without it only root's own login helps."""
     variables: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -59,6 +61,8 @@ class Target:
             own["ansible_ssh_private_key_file"] = self.key
         if self.ssh_args:
             own["ansible_ssh_common_args"] = shlex.join(self.ssh_args)
+        if not self.sudo:
+            own["ansible_become"] = False
         return {**self.variables, **own}
 
 
@@ -103,9 +107,7 @@ def is_inventory(word: str) -> bool:
     return "/" in word or Path(word).suffix in (".yml", ".yaml", ".ini", ".json") or Path(word).is_file()
 
 
-def resolve(
-    words: Sequence[str], inventory: Path | None, key: str = "", ssh_args: str = ""
-) -> list[Target]:
+def resolve(words: Sequence[str], inventory: Path | None, key: str = "", ssh_args: str = "") -> list[Target]:
     """The targets that the words name.
 
     A name is looked up in `inventory` (default: ansible/inventory.yml, where there is one) and is otherwise a

@@ -52,12 +52,13 @@ def new_record(root: Path = STATE) -> Record:
     return Record(name, folder)
 
 
-def enter(targets: Sequence[Target]) -> None:
-    """See that every host lets us in, before any is touched. Raises HearthError, a line for each."""
+def enter(targets: Sequence[Target]) -> list[Target]:
+    """The targets, each seen to let us in, before any is touched. Raises HearthError, a line for each."""
+    entered: list[Target] = []
     problems: list[HearthError] = []
     for target in targets:
         try:
-            gate.enter(target)
+            entered.append(gate.enter(target))
         except HearthError as error:
             problems.append(error)
     if problems:
@@ -66,6 +67,7 @@ def enter(targets: Sequence[Target]) -> None:
             first.args = ("\n".join(str(each) for each in problems),)
             first.hint = ""
         raise first
+    return entered
 
 
 def perform(job: Job, record: Record, ansible: Path, root_why: str = "") -> tuple[ExitCode, str]:
