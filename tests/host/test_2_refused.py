@@ -14,7 +14,7 @@ from tests.host.machine import Machine
 from tests.host.operating import Operator
 
 TOUCHED = (
-    "ls -d /opt/hearth /var/lib/hearth /etc/hearth /etc/docker /run/hearth-deploy.lock 2>/dev/null; true"
+    "ls -d /opt/hearth /var/lib/hearth /etc/hearth /etc/docker /var/lib/hearth-deploy.lock 2>/dev/null; true"
 )
 
 

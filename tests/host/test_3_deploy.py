@@ -57,7 +57,7 @@ def killed_half_way(operator: Operator, machine: Machine) -> None:
 def watched(operator: Operator, machine: Machine, image: str) -> Watched:
     """The deploy: after one that was killed, with a second one tried meanwhile."""
     killed_half_way(operator, machine)
-    assert "hearth deploy" not in machine.ssh("cat /run/hearth-deploy.lock"), (
+    assert "hearth deploy" not in machine.ssh("cat /var/lib/hearth-deploy.lock"), (
         "the lock says who, not the command"
     )
     running = start(operator)
@@ -69,7 +69,7 @@ def watched(operator: Operator, machine: Machine, image: str) -> Watched:
         if state not in states[-1:]:
             states.append(state)
         # The killed one's lock is still there at first: whoever comes then takes it over.
-        held = machine.ssh("cat /run/hearth-deploy.lock 2>/dev/null; true")
+        held = machine.ssh("cat /var/lib/hearth-deploy.lock 2>/dev/null; true")
         if second is None and f'"pid": {running.pid}' in held:
             second = operator.deploy()
         time.sleep(3)

@@ -76,6 +76,7 @@ def test_ages() -> None:
 
 
 HOST = Target("gpu1", "gpu1")
+DEFAULT = hostlock.PATH
 
 
 @pytest.fixture
@@ -134,3 +135,10 @@ def test_of_several_hosts_all_are_held_or_none(lock: Path, monkeypatch: pytest.M
     with pytest.raises(Locked, match="gpu2"), hostlock.held(two, myself("deploy", "r"), print):
         pytest.fail("one is held by somebody")
     assert not lock.exists()
+
+
+def test_it_outlives_a_reboot_and_leaves_nothing(lock: Path) -> None:
+    assert not DEFAULT.startswith(("/run/", "/tmp/", "/var/run/"))
+    with hostlock.held([HOST], myself("deploy", "r1"), print):
+        assert list(lock.parent.iterdir()) == [lock]
+    assert list(lock.parent.iterdir()) == []

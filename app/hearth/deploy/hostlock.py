@@ -1,8 +1,9 @@
 """The lock of a host: one deploy at a time, with who, when and why.
 
-A file under /run, made in one step by whoever comes first; a reboot of the host removes it. A lock whose
-holder is provably gone (a process of this machine that no longer runs) is taken over, and that is said; any
-other lock is refused with what is known about it, and only `hearth lock HOST --release` removes it.
+A file, made in one step by whoever comes first. It outlives a reboot of the host: a deploy reboots it itself,
+and who changes a card powers it off. A lock whose holder is provably gone (a process of this machine that no
+longer runs) is taken over, and that is said; any other lock is refused with what is known about it, and only
+`hearth lock HOST --release` removes it.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from hearth.deploy.inventory import Target
 from hearth.deploy.remote import run
 from hearth.errors import ExitCode, HearthError, Unreachable
 
-PATH = "/run/hearth-deploy.lock"
+PATH = "/var/lib/hearth-deploy.lock"
 _LONG = 6 * 3600.0
 Say = Callable[[str], None]
 
@@ -147,7 +148,7 @@ def release(target: Target, holder: Holder) -> bool:
     """
     mark = shlex.quote(json.dumps(holder.run))
     script = f"grep -qF {mark} {PATH} 2>/dev/null && rm -f {PATH} && echo removed"
-    return "removed" in run(target, f"flock {PATH}.guard sh -c {shlex.quote(script)}").out
+    return "removed" in run(target, f"flock {Path(PATH).parent} sh -c {shlex.quote(script)}").out
 
 
 def force(target: Target) -> Holder | None:
@@ -187,7 +188,8 @@ def _try(target: Target, me: Holder) -> Holder | None:
     said = run(target, script)
     if said.code != 0:
         raise Unreachable(
-            f"{target.name}: its lock can't be made: {said.err.strip()[-200:]}", "look at /run there"
+            f"{target.name}: its lock can't be made: {said.err.strip()[-200:]}",
+            f"look at {Path(PATH).parent} there",
         )
     return None if said.out.startswith("taken") else parse(said.out)
 
