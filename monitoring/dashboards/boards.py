@@ -17,7 +17,8 @@ UID = "hearth-prometheus"
 """The data source that the provisioning files define; a dashboard imported by hand takes any Prometheus."""
 BOARDS = {"serving": serving, "recovery": recovery, "gpus": gpus}
 
-FAILED = f"sum by (host, kind) (changes(hearth_engine_restarts_total{{{HOST}}}[1m])) > 0"
+# Twice the step: increase() doesn't see what happens between the last scrape in one range and the first in the next.
+FAILED = f"sum by (host, kind) (increase(hearth_failures_total{{{HOST}}}[2m])) > 0"
 STEPPED = (
     f"hearth_fallbacks_total{{{HOST}}} unless hearth_fallbacks_total{{{HOST}}} offset 1m "
     f"or increase(hearth_fallbacks_total{{{HOST}}}[1m]) > 0"

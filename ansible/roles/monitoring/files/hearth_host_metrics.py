@@ -4,7 +4,7 @@
     hearth_host_metrics.py DIRECTORY        (writes DIRECTORY/hearth_host.prom; `-` prints)
 
 GPUs on the PCI bus and those the driver shows, replays and width of each PCIe link, why clocks are lowered,
-whether the driver wants a GPU reset or the host rebooted, and whether its kernel module and its user-space
+whether the driver wants a GPU reset or the host rebooted, and whether the driver's kernel module and its
 library have the same version. Needs nothing but Python; what needs NVML is left out where `pynvml` isn't
 installed. Exits with 1, and a line saying why, when the file can't be written.
 """
