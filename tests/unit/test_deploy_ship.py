@@ -95,6 +95,7 @@ def test_a_stamp_follows_content_not_time(tmp_path: Path) -> None:
 
 def checkout(root: Path) -> Path:
     for name in (
+        ".dockerignore",
         "docker/Dockerfile",
         "images/x.yaml",
         "app/hearth/a.py",
@@ -126,6 +127,7 @@ def test_the_archive_of_the_images_files(tmp_path: Path) -> None:
     path = package.context_archive(root, tmp_path / "context.tar.gz")
     with tarfile.open(path) as archive:
         assert "app/hearth/a.py" in archive.getnames()
+        assert ".dockerignore" in archive.getnames()
         assert not [name for name in archive.getnames() if "pycache" in name or name.startswith("docs")]
 
 

@@ -87,26 +87,31 @@ def build(
     logs: Annotated[Path, typer.Option(help="Folder for the log and the SBOM.")] = Path(".run/image"),
     checks: Annotated[bool, typer.Option("--check/--no-check", help="Check the result.")] = True,
 ) -> None:
-    """Build an image, write its SBOM, label it, check it."""
+    """Build an image, write its SBOM, label it, check it.
+
+    Until it passed its checks it is called TAG-unchecked, and stays so when one failed.
+    """
     if builder not in ("classic", "buildkit"):
         raise ConfigError(f"--builder: {builder!r}", "say classic or buildkit")
     path, tag = find(name, root / "images"), tag or f"hearth/{name}:latest"
+    new = building.unchecked(tag)
     client = building.connect()
     kind: building.Builder = "classic" if builder == "classic" else "buildkit"
-    request = building.Request(path, root, tag, logs, base or None, build_base or None, kind, jobs)
+    request = building.Request(path, root, new, logs, base or None, build_base or None, kind, jobs)
     built = building.build(client, request, _Steps())
     spec = load(path)
-    listing = looking.sbom_of(spec, looking.probe(client, tag, ["packages"]))
+    listing = looking.sbom_of(spec, looking.probe(client, new, ["packages"]))
     saved = logs / f"{name}.cdx.json"
     saved.write_text(listing, encoding="utf-8")
-    final = building.seal(client, tag, {f"{building.OWN}.sbom": digest(listing)}) if listing else built.id
+    final = building.seal(client, new, {f"{building.OWN}.sbom": digest(listing)}) if listing else built.id
     typer.echo(
         f"{tag}: {built.size / 1e9:.2f} GB in {len(built.layers)} layers, {built.seconds:.0f} s, "
         f"{built.cached} of {built.steps} steps from the cache"
     )
     typer.echo(f"id {final}\nSBOM {saved}\nlog {built.log}")
     if checks:
-        _check(client, path, root, tag, as_json=False)
+        _check(client, path, root, new, as_json=False)
+    building.accept(client, tag)
 
 
 @image_app.command()

@@ -17,6 +17,7 @@ from hearth.errors import CheckFailed, MissingError
 
 LOCK = Path("requirements/hearth.lock")
 CONTEXT = (
+    ".dockerignore",
     "docker",
     "images",
     "requirements",
@@ -26,7 +27,7 @@ CONTEXT = (
     "README.md",
     "LICENSE",
 )
-"""What docker/Dockerfile copies; anything else doesn't change an image."""
+"""What docker/Dockerfile copies, and what keeps the rest away; nothing else changes an image."""
 _SKIPPED = ("__pycache__", ".egg-info")
 _LEFT = tuple(f"*{part}" for part in _SKIPPED)
 

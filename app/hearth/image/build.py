@@ -179,6 +179,19 @@ def seal(client: Any, tag: str, marks: Mapping[str, str]) -> str:
     return str(image.id)
 
 
+def unchecked(tag: str) -> str:
+    """The name that an image has until it passed its checks."""
+    return f"{tag}-unchecked"
+
+
+def accept(client: Any, tag: str) -> None:
+    """Name an image that was built as `unchecked(tag)` by `tag`: from now on it may be deployed."""
+    from docker.utils import parse_repository_tag
+
+    client.images.get(unchecked(tag)).tag(*parse_repository_tag(tag))
+    client.images.remove(unchecked(tag))
+
+
 def layers_of(image: Any) -> tuple[Layer, ...]:
     """The layers that hold anything, topmost first."""
     steps = image.history()
