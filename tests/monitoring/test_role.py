@@ -6,6 +6,7 @@ import json
 import os
 import re
 import subprocess
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from tests.host.machine import MONITORING, Machine
 from tests.tools import ENGINE, installed
 
 ROOT = Path(__file__).parents[2]
+REMOVE = [{"import_role": {"name": "monitoring", "tasks_from": "remove"}}]
 PLAY = [{"hosts": "all", "become": True, "gather_facts": True, "roles": [{"role": "monitoring"}]}]
 BCRYPT_OF_SECRET = "$2b$04$mUHQCKpapfmrtn0EjxLXoePBD29PM2FQHKsG/85QC47GGQhC/yuxi"
 Play = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -58,12 +60,15 @@ def play(machine: Machine, tmp_path_factory: pytest.TempPathFactory) -> Play:
     inventory["ansible_ssh_common_args"] = " ".join(machine.ssh_words)
     (folder / "hosts.json").write_text(json.dumps({"all": {"hosts": {"gpu1": inventory}}}))
     (folder / "play.json").write_text(json.dumps(PLAY))
+    (folder / "remove.json").write_text(
+        json.dumps([{"hosts": "all", "become": True, "gather_facts": False, "tasks": REMOVE}])
+    )
     environment = {**os.environ, "ANSIBLE_CONFIG": str(ROOT / "ansible/ansible.cfg"), "ANSIBLE_NOCOLOR": "1"}
     environment["ANSIBLE_ROLES_PATH"] = str(ROOT / "ansible/roles")
 
-    def run(check: bool = False, **variables: object) -> subprocess.CompletedProcess[str]:
+    def run(check: bool = False, name: str = "play", **variables: object) -> subprocess.CompletedProcess[str]:
         command = [str(ROOT / ".venv/bin/ansible-playbook"), "-i", str(folder / "hosts.json")]
-        command += [str(folder / "play.json"), "-e", json.dumps({"gpu": "none", **variables})]
+        command += [str(folder / f"{name}.json"), "-e", json.dumps({"gpu": "none", **variables})]
         return subprocess.run(
             [*command, *(["--check"] if check else [])], env=environment, capture_output=True, text=True
         )
@@ -82,6 +87,7 @@ def changed(done: subprocess.CompletedProcess[str]) -> int:
 def test_a_look_at_a_bare_host_changes_nothing(machine: Machine, play: Play) -> None:
     assert changed(play(check=True)) == 1
     assert machine.try_ssh("dpkg-query --show prometheus").returncode != 0
+    assert changed(play(name="remove")) == 0
 
 
 def test_a_bare_host_gets_it_all_and_a_second_run_changes_nothing(machine: Machine, play: Play) -> None:
@@ -121,6 +127,7 @@ def test_units_are_sound(machine: Machine) -> None:
     [
         ({"monitoring_listen": "0.0.0.0"}, "monitoring_listen: 0.0.0.0 is every network"),
         ({"monitoring_listen": "192.0.2.7"}, "set monitoring_user"),
+        ({"monitoring_listen": "::1"}, "monitoring_listen: ::1 is no IPv4 address"),
         ({"monitoring_receiver": "ops"}, "monitoring_receiver: ops is none of monitoring_receivers"),
         ({"monitoring_limits": {"gpus": 8}}, "monitoring_limits has to have exactly"),
         ({"monitoring_gpu_exporter": "dcgm"}, "name NVIDIA's image in monitoring_dcgm_image"),
@@ -147,3 +154,24 @@ def test_a_password_is_asked_for_and_alerts_go_to_the_receiver(machine: Machine,
     assert machine.fetch("9090/api/v1/rules").strip() == "HTTP 401"
     assert "groups" in machine.fetch("9090/api/v1/rules", "ops:secret")
     assert "receiver: ops" in machine.ssh("amtool config show --alertmanager.url=http://127.0.0.1:9093")
+
+
+def test_a_removal_leaves_a_prometheus_that_neither_asks_nor_alarms(machine: Machine, play: Play) -> None:
+    assert changed(play()) > 0  # without the password
+    assert changed(play(name="remove")) > 0
+    assert machine.try_ssh("systemctl cat hearth-host-metrics.timer").returncode != 0
+    left = "prometheus prometheus-alertmanager prometheus-node-exporter"
+    assert set(machine.ssh(f"systemctl is-active {left}").split()) == {"active"}
+    assert "hearth_host_" not in machine.fetch("9100/metrics")
+    ends = time.monotonic() + 60
+    while kinds(machine) != {"recording"} and time.monotonic() < ends:
+        time.sleep(1)
+    assert kinds(machine) == {"recording"}
+    assert json.loads(machine.fetch("9090/api/v1/alerts"))["data"]["alerts"] == []
+    assert changed(play(name="remove")) == 0
+
+
+def kinds(machine: Machine) -> set[str]:
+    """Recording rules, alerts, or both: what Prometheus has now."""
+    groups = json.loads(machine.fetch("9090/api/v1/rules"))["data"]["groups"]
+    return {rule["type"] for group in groups for rule in group["rules"]}

@@ -6,6 +6,7 @@ from pathlib import Path
 import jinja2
 import pytest
 import yaml
+from ansible.plugins.filter.core import to_bool
 from monitoring.rules import FOLDER, metrics_in, rules
 
 ROOT = Path(__file__).parents[2]
@@ -68,3 +69,56 @@ def test_prometheus_asks_for_a_password_only_where_one_is_set(secured):
         assert written["tls_server_config"] == {"cert_file": "/c", "key_file": "/k"}
     else:
         assert written is None
+
+
+@pytest.mark.parametrize("certificate", ["", "/etc/ssl/hearth.pem"])
+def test_grafana_may_read_the_key_that_prometheus_may_read(certificate):
+    facts = {"monitoring_listen": "192.0.2.7", "monitoring_tls_cert": certificate, "monitoring_tls_key": "/k"}
+    written = render("grafana.conf.j2", **facts)
+    assert ("SupplementaryGroups=prometheus\n" in written) == bool(certificate)
+
+
+def tasks(name):
+    return yaml.safe_load((ROLE / "tasks" / name).read_text())
+
+
+@pytest.mark.parametrize("address", ["9093/", "9100/", "9445/", "9090/", "3000/"])
+def test_every_part_that_listens_is_asked_at_the_end(address):
+    asked = [task for task in tasks("verify.yml") if "ansible.builtin.uri" in task]
+    assert any(address in str(task) for task in asked)
+
+
+def test_a_removal_takes_away_what_the_role_put_beside_prometheus():
+    gone = {
+        path
+        for task in tasks("remove.yml")
+        for path in task.get("loop", [])
+        if isinstance(task["loop"], list)
+    }
+    installed = {
+        re.sub("exporter-(dcgm|nvitop)", "exporter", path.stem) for path in ROLE.glob("templates/hearth-*")
+    }
+    assert {f"/etc/systemd/system/{unit}" for unit in installed} <= gone
+    (found,) = (
+        task["ansible.builtin.find"] for task in tasks("remove.yml") if "ansible.builtin.find" in task
+    )
+    assert set(found["patterns"]) == installed
+    targets = yaml.safe_load((ROLE / "vars/main.yml").read_text())["monitoring_targets"]
+    assert targets.keys() - gone == {"node", "prometheus", "gateway"}
+
+
+@pytest.mark.parametrize(
+    ("variables", "on"),
+    [
+        ({}, False),
+        ({"monitoring": True}, True),
+        ({"hearth_monitoring": True}, True),
+        ({"hearth_monitoring": "yes"}, True),
+        ({"hearth_monitoring": False, "monitoring": True}, False),
+    ],
+)
+def test_the_inventory_switches_it_on_by_either_name(variables, on):
+    (play,) = yaml.safe_load((ROOT / "ansible/monitoring.yml").read_text())
+    environment = jinja2.Environment()
+    environment.filters["bool"] = to_bool
+    assert environment.compile_expression(play["roles"][0]["when"])(**variables) is on
