@@ -57,9 +57,9 @@ FAILURES = Row(
             names=(("0", "no", "transparent"), ("1", "yes", BLUE)),
         ),
         series(
-            "Failures by kind",
-            "Of the engine since the supervisor started, those that ended the run among them.",
-            Query(f"sum by (host, kind) (hearth_failures_total{{{MODEL}}}) > 0", "{{host}} {{kind}}"),
+            "Restarts by kind of failure",
+            "Restarts of the engine since the supervisor started.",
+            Query(f"sum by (host, kind) (hearth_engine_restarts_total{{{MODEL}}}) > 0", "{{host}} {{kind}}"),
         ),
         series(
             "Steps down",

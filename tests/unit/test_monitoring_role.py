@@ -122,3 +122,12 @@ def test_the_inventory_switches_it_on_by_either_name(variables, on):
     environment = jinja2.Environment()
     environment.filters["bool"] = to_bool
     assert environment.compile_expression(play["roles"][0]["when"])(**variables) is on
+
+
+def test_the_example_in_the_docs_names_what_there_is():
+    block = re.search(r"then `make deploy`:\n\n((?:    .*\n)+)", (ROOT / "docs/monitoring.md").read_text())
+    example = yaml.safe_load(block[1])
+    assert example.keys() <= {"hearth_monitoring", *DEFAULTS}
+    assert example["monitoring_receiver"] in [
+        receiver["name"] for receiver in example["monitoring_receivers"]
+    ]
