@@ -17,7 +17,7 @@ UID = "hearth-prometheus"
 """The data source that the provisioning files define; a dashboard imported by hand takes any Prometheus."""
 BOARDS = {"serving": serving, "recovery": recovery, "gpus": gpus}
 
-# Twice the step: increase() doesn't see what happens between the last scrape in one range and the first in the next.
+# Twice the step: increase() sees nothing between the last scrape of one range and the first of the next.
 FAILED = f"sum by (host, kind) (increase(hearth_failures_total{{{HOST}}}[2m])) > 0"
 STEPPED = (
     f"hearth_fallbacks_total{{{HOST}}} unless hearth_fallbacks_total{{{HOST}}} offset 1m "
