@@ -26,6 +26,7 @@ class FaultyHost:
         self.store, self.faults = store, dict(faults)
         self.current, self.stopped, self.restarts = None, False, 0
         self.preflight = lambda release: None
+        self.stale = False
 
     def show(self):
         state = FAILED if self.faults.get(self.current) == "dies" else RUNS
@@ -55,7 +56,14 @@ class FaultyHost:
 
     @property
     def tools(self):
-        return Tools(self, self.ready, self.smoke, self.ask, lambda release: self.preflight(release))
+        return Tools(
+            self,
+            self.ready,
+            self.smoke,
+            self.ask,
+            lambda release: self.preflight(release),
+            lambda release, state: self.stale,
+        )
 
 
 @pytest.fixture(autouse=True)
@@ -109,6 +117,40 @@ async def test_what_runs_and_is_proven_is_left_alone(store):
     assert host.restarts == 1
     assert (await activate(store, one, host.tools, force=True)).changed
     assert host.restarts == 2
+
+
+async def test_what_runs_with_an_older_unit_or_secret_starts_again(store):
+    host, (one,) = await serving(store, "one")
+    host.stale = True
+    report = await activate(store, one, host.tools)
+    assert (report.ok, report.changed, host.restarts) == (True, True, 2)
+
+
+async def test_what_cannot_be_asked_before_is_not_measured_and_all_the_rest_happens(store):
+    host, (_, two) = await serving(store, "one", "two")
+    new = add(store, "new")
+
+    def refuse(_):
+        raise MissingError("/etc/hearth/secrets/old_key: no such file")
+
+    host.ask = refuse
+    report = await activate(store, new, host.tools)
+    assert (report.ok, report.downtime_s) == (True, None)
+    assert (store.pointed(CURRENT), store.pointed(PREVIOUS)) == (new, two)
+
+
+async def test_a_smoke_test_that_cannot_be_asked_goes_back(store):
+    host, (one,) = await serving(store, "one")
+    bad, ask = add(store, "bad"), host.smoke
+
+    async def refuse(release):
+        if release.id == bad:
+            raise MissingError("api_key: no such file")
+        return await ask(release)
+
+    host.smoke = refuse
+    report = await activate(store, bad, host.tools)
+    assert (report.rolled_back_to, report.reason) == (one, "api_key: no such file")
 
 
 @pytest.mark.parametrize(
@@ -248,8 +290,11 @@ def test_why_a_unit_is_not_up(state, word):
 
 def test_systemctls_words_are_read():
     text = "LoadState=loaded\nActiveState=active\nSubState=running\nResult=success\nExecMainStatus=0\n"
-    state = parse(text + "NRestarts=3\nInvocationID=abc\nStatusText=Serving a=b.\n")
-    assert state == UnitState("loaded", "active", "running", "success", 0, 3, "abc", "Serving a=b.")
+    text += "NRestarts=3\nInvocationID=abc\nStatusText=Serving a=b.\n"
+    state = parse(text + "ExecMainStartTimestampMonotonic=2500000\nFragmentPath=/u\n")
+    assert state == UnitState(
+        "loaded", "active", "running", "success", 0, 3, "abc", "Serving a=b.", 2.5, "/u"
+    )
     assert state.ready
     assert parse("").load == ""
 

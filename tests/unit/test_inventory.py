@@ -103,7 +103,7 @@ def test_a_broken_inventory_is_named(tmp_path: Path, text: str, said: str) -> No
 def test_quotes_that_are_not_closed(tmp_path: Path) -> None:
     path = tmp_path / "hosts.yml"
     path.write_text(INVENTORY.replace(' jump"', " jump"))
-    with pytest.raises(ConfigError, match="gpu1: ansible_ssh_common_args: .*No closing quotation"):
+    with pytest.raises(ConfigError, match=r"gpu1: ansible_ssh_common_args: .*No closing quotation"):
         resolve([str(path)], None)
     with pytest.raises(ConfigError, match="--ssh-args"):
         resolve(["gpu9"], None, ssh_args="-o 'x")

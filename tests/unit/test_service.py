@@ -18,11 +18,11 @@ EXPOSURE = 30
 
 @pytest.fixture
 def unit(tmp_path):
-    def render(**variables):
+    def render(template=TEMPLATE, **variables):
         environment = jinja2.Environment(
             trim_blocks=True, keep_trailing_newline=True, undefined=jinja2.StrictUndefined
         )
-        text = environment.from_string(TEMPLATE.read_text()).render(**variables)
+        text = environment.from_string(template.read_text()).render(**variables)
         path = tmp_path / "hearth.service"
         path.write_text(text)
         return path
@@ -46,6 +46,12 @@ def test_each_secret_is_a_credential(unit):
     assert said == ["admin:/etc/hearth/secrets/admin", "api_key:/etc/hearth/secrets/api_key"]
     assert "/somewhere" not in path.read_text()
     assert values(unit(hearth_secrets={}), "LoadCredential") == []
+
+
+def test_secrets_of_earlier_deploys_are_credentials_too(unit):
+    path = unit(TEMPLATE.with_name("earlier-secrets.conf.j2"), hearth_kept_secrets=["old_key", "admin"])
+    said = values(path, "LoadCredential")
+    assert said == ["admin:/etc/hearth/secrets/admin", "old_key:/etc/hearth/secrets/old_key"]
 
 
 def test_only_our_own_container_is_removed(unit):

@@ -121,11 +121,13 @@ def prune(
         for each in removed:
             store.remove(each)
         images = Host(store).drop_images()
+        secrets = Host(store).secrets()
     facts = {
         "changed": bool(removed or images),
         "removed": removed,
         "images_removed": images,
         "kept": store.ids(),
+        "secrets": secrets,
     }
     _print(facts, f"removed {len(removed)} releases and {len(images)} images", as_json)
 

@@ -68,6 +68,8 @@ class Tools:
     """How to ask for one good answer, for the meter of the downtime."""
     preflight: Callable[[Release], None]
     """Raises HearthError for what is sure to fail: then nothing is touched."""
+    stale: Callable[[Release, UnitState], bool] = field(default=lambda release, state: False)
+    """Whether unit or secrets are others than those that the running process started with."""
     say: Say = field(default=lambda _: None)
 
 
@@ -95,8 +97,21 @@ async def activate(store: Store, release_id: str, tools: Tools, force: bool = Fa
         return Report(release_id, ok=True, changed=False)
     base = _base(store, release_id)
     before = base and store.kept(base).release
-    async with Watch(tools.ask(before or release)) as watch:
+    async with Watch(_ask(before or release, tools)) as watch:
         return await _switch(store, release, base, tools, watch)
+
+
+def _ask(release: Release, tools: Tools) -> Ask:
+    """Asks what runs; where it can't be asked the downtime is not measured, and nothing else is lost."""
+    try:
+        return tools.ask(release)
+    except HearthError as error:
+        tools.say(f"the downtime is not measured: {error}")
+        return _no_answer
+
+
+async def _no_answer() -> bool:
+    return False
 
 
 async def _switch(store: Store, release: Release, base: str | None, tools: Tools, watch: Watch) -> Report:
@@ -165,11 +180,11 @@ async def _prove(release: Release, tools: Tools) -> _Proof:
     begun = time.monotonic()
     try:
         await _wait_ready(release, tools)
+        took = time.monotonic() - begun
+        tools.say(f"{release.id} is ready after {took:.0f} s; asking the smoke test")
+        checks = tuple(await tools.smoke(release))
     except (_NotUp, HearthError) as error:
         return _Proof(str(error))
-    took = time.monotonic() - begun
-    tools.say(f"{release.id} is ready after {took:.0f} s; asking the smoke test")
-    checks = tuple(await tools.smoke(release))
     wrong = [f"{check.name}: {check.seen}" for check in checks if not check.ok]
     return _Proof(f"smoke test: {'; '.join(wrong)}" if wrong else "", took, checks)
 
@@ -227,4 +242,9 @@ async def _runs_already(store: Store, release: Release, tools: Tools) -> bool:
     if store.pointed(CURRENT) != release.id or not store.kept(release.id).proven:
         return False
     state = await asyncio.to_thread(tools.unit.show)
-    return state.ready and await tools.ready(release)
+    if not state.ready or not await tools.ready(release):
+        return False
+    if tools.stale(release, state):
+        tools.say(f"{release.id} started before its unit or its secrets were changed: it starts again")
+        return False
+    return True

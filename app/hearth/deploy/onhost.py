@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +14,12 @@ from hearth.config import Config
 from hearth.config import parse as parse_config
 from hearth.deploy.activate import Say, Tools
 from hearth.deploy.downtime import Ask
-from hearth.deploy.release import Asked, Draft, Release, problems
+from hearth.deploy.release import Asked, Draft, Release, problems, secret_names
 from hearth.deploy.releases import Store
 from hearth.deploy.smoke import Check, Target, smoke
-from hearth.deploy.systemctl import Unit
+from hearth.deploy.systemctl import Unit, UnitState
 from hearth.engine.probe import Probe
-from hearth.errors import ConfigError, MissingError
+from hearth.errors import ConfigError, HearthError, MissingError
 from hearth.host import dockerd
 from hearth.host.spec import OWN, ContainerSpec
 from hearth.yamltext import read
@@ -37,7 +39,7 @@ class Host:
 
     def tools(self, unit: Unit, say: Say) -> Tools:
         """How an activation reaches this host."""
-        return Tools(unit, self.ready, self.smoke, self.ask, self.preflight, say)
+        return Tools(unit, self.ready, self.smoke, self.ask, self.preflight, self.stale, say)
 
     def digest(self, draft: Draft) -> str:
         """The id of the draft's image in this Engine. Raises MissingError, ConfigError or EngineError."""
@@ -71,7 +73,9 @@ class Host:
 
     def preflight(self, release: Release) -> None:
         """What is sure to fail, before anything is touched. Raises HearthError."""
-        self.config(release)
+        for key, path in self._files(release).items():
+            if not path.is_file():
+                raise MissingError(f"{key}: {path}: no such file", f"deploy with --secret {path.name}=FILE")
         with dockerd.engine() as client:
             _image(client, release.image.digest)
         for bind in release.container.binds:
@@ -79,6 +83,25 @@ class Host:
                 raise MissingError(
                     f"container.binds: {bind.source}: no such file or folder", "create it, or deploy again"
                 )
+
+    def stale(self, release: Release, state: UnitState) -> bool:
+        """Whether the unit or a secret of the release was changed after the running process started."""
+        began = time.time() - (time.monotonic() - state.started)
+        files = [*self._files(release).values(), *([Path(state.path)] if state.path else [])]
+        return any(file.exists() and file.stat().st_ctime > began for file in files)
+
+    def secrets(self) -> list[str]:
+        """Names of the secrets that kept releases read; of a damaged one nothing is known."""
+        found: set[str] = set()
+        for each in self._store.ids():
+            with suppress(HearthError):
+                found |= {path.name for path in self._files(self._store.read(each)).values()}
+        return sorted(found)
+
+    def _files(self, release: Release) -> dict[str, Path]:
+        """The release's secrets on this host, by config key. Raises ConfigError or MissingError."""
+        names = secret_names(self.config(release))
+        return {key: self._secrets / name for key, name in names.items()}
 
     def config(self, release: Release) -> Config:
         """The release's config, which its container can serve. Raises ConfigError or MissingError."""

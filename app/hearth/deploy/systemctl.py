@@ -19,6 +19,8 @@ _PROPERTIES = (
     "NRestarts",
     "InvocationID",
     "StatusText",
+    "ExecMainStartTimestampMonotonic",
+    "FragmentPath",
 )
 _PATIENCE = 60.0
 
@@ -43,6 +45,10 @@ class UnitState:
     """A new id for each start."""
     status: str = ""
     """What the launcher last said."""
+    started: float = 0.0
+    """When its main process started, in seconds of `time.monotonic`."""
+    path: str = ""
+    """The unit's file."""
 
     @property
     def ready(self) -> bool:
@@ -105,6 +111,8 @@ def parse(text: str) -> UnitState:
         restarts=_number(said.get("NRestarts", "")),
         invocation=said.get("InvocationID", ""),
         status=said.get("StatusText", ""),
+        started=_number(said.get("ExecMainStartTimestampMonotonic", "")) / 1e6,
+        path=said.get("FragmentPath", ""),
     )
 
 
