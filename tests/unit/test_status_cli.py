@@ -1,15 +1,21 @@
-"""`hearth status --release`: where a release's supervisor is reached on this host, and how it last ended."""
+"""`hearth status`: where a supervisor is reached, how the last one ended, and what is shown."""
 
 import json
+import time
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
+from hearth.board import Board
 from hearth.cli import app
+from hearth.cli.status import _show
 from hearth.deploy.release import Draft
 from hearth.deploy.releases import Store, load
 from hearth.errors import ConfigError, Unreachable
+from hearth.failure import Phase
+from hearth.ladder import GraphPlan
+from hearth.states import State
 
 CONFIG = """\
 model: {path: /m, served_name: tiny}
@@ -60,3 +66,32 @@ def test_what_lies_where(tmp_path: Path, inside: str) -> None:
     spec = load(release(tmp_path, 1)).container
     expected = tmp_path / "state" / "state" if inside.startswith("/var") else None
     assert spec.on_host(Path(inside)) == expected
+
+
+def shown(capsys: pytest.CaptureFixture[str], live: bool = True, **facts: object) -> dict[str, str]:
+    """The table that a board with these facts is shown as, by the first column."""
+    plan = GraphPlan("breakable", "full", 32)
+    _show(Board(wanted=plan, plan=plan, **facts).to_json(), live)  # type: ignore[arg-type]
+    rows = [line.split("  ", 1) for line in capsys.readouterr().out.splitlines() if "  " in line]
+    return {name: value.strip() for name, value in rows}
+
+
+def test_a_start_shows_its_phase_for_how_long_and_how_far(capsys: pytest.CaptureFixture[str]) -> None:
+    start = {"state": State.STARTING, "state_since": time.time() - 3600, "phase": Phase.LOAD}
+    said = shown(capsys, **start, phase_seconds={"spawn": 600.0}, progress="Loading shards [3/20]")
+    phase, seconds, rest = said["phase"].split(" ", 2)
+    assert (phase, rest) == ("load,", "s: Loading shards [3/20]")
+    assert int(seconds) >= 3000
+    assert said["canary"] == "not asked yet"
+
+
+def test_the_canarys_last_answer_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    serving = {"state": State.SERVING, "phase": Phase.SERVING, "progress": "of long ago"}
+    said = shown(capsys, **serving, canary_ok=True, canary_detail="Rome [it is]")
+    assert (said["phase"], said["canary"]) == ("serving", "right: Rome [it is]")
+    assert shown(capsys, **serving, canary_detail="no answer")["canary"] == "not right: no answer"
+
+
+def test_how_long_the_last_phase_of_one_that_ended_took(capsys: pytest.CaptureFixture[str]) -> None:
+    gone = {"state": State.GAVE_UP, "phase": Phase.LOAD, "phase_seconds": {"spawn": 1.0, "load": 41.7}}
+    assert shown(capsys, live=False, **gone)["phase"] == "load, 42 s"

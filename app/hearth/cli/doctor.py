@@ -11,8 +11,9 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from hearth.config import load
-from hearth.errors import CheckFailed, ConfigError, MissingError
+from hearth.config import Config
+from hearth.deploy import here
+from hearth.errors import CheckFailed, ConfigError, HearthError, MissingError
 from hearth.host.checks import Check, Status, facts_from_json, report
 from hearth.host.collect import LIMIT
 from hearth.host.doctor import examine, gather, wanted_for
@@ -23,7 +24,11 @@ _STYLE = {Status.OK: "green", Status.WARN: "yellow", Status.FAIL: "bold red", St
 def doctor(
     config: Annotated[
         Path | None,
-        typer.Option("--config", "-c", help="Deployment config: how many GPUs, where the weights are."),
+        typer.Option(
+            "--config",
+            "-c",
+            help="Deployment config: how many GPUs, where the weights are. Default: the one deployed here.",
+        ),
     ] = None,
     gpu: Annotated[
         str | None,
@@ -55,19 +60,31 @@ def doctor(
 
     Without root some checks are skipped, and say so. Exit code 3 when a check failed.
     """
-    settings = load(config) if config is not None else None
+    settings = _settings(config) if facts is None or config is not None else None
     wanted = wanted_for(settings, _count(gpu), gpu_name)
     found, wanted = (_recorded(facts), wanted) if facts is not None else gather(wanted, timeout)
     if collect:
         typer.echo(json.dumps({name: asdict(output) for name, output in found.items()}, indent=1))
         return
-    interpreter = python or (settings.engine.python if settings is not None else "python3")
+    interpreter = python or (settings.engine.python if settings and config else "python3")
     checks = examine(found, wanted, interpreter if deep else None)
     if as_json:
         typer.echo(json.dumps(report(checks), ensure_ascii=False))
     else:
         _show(checks)
     _fail(checks)
+
+
+def _settings(config: Path | None) -> Config | None:
+    """The config that is named, or of what is deployed here, where that can be read."""
+    try:
+        found = here.find(config)
+    except HearthError as error:
+        if config is not None:
+            raise
+        typer.echo(f"hearth: what is deployed here is not looked at: {error}", err=True)
+        return None
+    return found.outside if found is not None else None
 
 
 def _count(gpu: str | None) -> int | None:

@@ -12,10 +12,9 @@ import typer
 import yaml
 
 from hearth.bundlestore import FOLDER, Bundle, bundle_names, read_bundle, read_text
-from hearth.config import load
+from hearth.deploy import here
 from hearth.errors import MissingError
 
-_CONFIG = Path("/etc/hearth/hearth.yaml")
 _STATE = Path("/var/lib/hearth")
 _JSON_FILES = ("phases", "plan", "versions", "gpu")
 _TEXT_FILES = {"config": "config.yaml", "kernel": "kernel.txt", "stacks": "stacks.txt", "log": "log.txt"}
@@ -32,11 +31,14 @@ def failures(
         Path | None,
         typer.Option("--config", "-c", help="Take the folder from this config.", envvar="HEARTH_CONFIG"),
     ] = None,
+    release: Annotated[
+        Path | None, typer.Option(help="A release's folder. Default: the one that runs on this host.")
+    ] = None,
     path: Annotated[Path | None, typer.Option("--path", help="Folder with the bundles.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the whole documents.")] = False,
 ) -> None:
     """List what went wrong and what was done about it, newest first; or show one failure in full."""
-    folder = _folder(config, path)
+    folder = _folder(config, release, path)
     names = bundle_names(folder)[::-1]
     if which is not None:
         _show_one(read_bundle(folder / _chosen(which, names, folder)), as_json)
@@ -49,14 +51,13 @@ def failures(
         _print(_list(folder, bundles))
 
 
-def _folder(config: Path | None, path: Path | None) -> Path:
+def _folder(config: Path | None, release: Path | None, path: Path | None) -> Path:
     if path is not None:
         if not path.is_dir():
             raise MissingError(f"{path}: no such folder", "give the folder that holds the bundles")
         return path
-    if config is None and not _CONFIG.exists():
-        return _STATE / FOLDER
-    return load(config or _CONFIG).paths.state / FOLDER
+    found = here.find(config, release)
+    return found.path(found.config.paths.state / FOLDER) if found is not None else _STATE / FOLDER
 
 
 def _chosen(which: str, names: list[str], folder: Path) -> str:

@@ -73,7 +73,7 @@ def logs(
 def doctor(
     hosts: Hosts, inventory: Inventory = None, key: Key = "", ssh_args: SshArgs = "", as_json: Json = False
 ) -> None:
-    """The checks of `hearth doctor`, there."""
+    """The checks of `hearth doctor`, there; it knows by the release how many GPUs there should be."""
     for target in resolve(hosts, inventory, key, ssh_args):
         more = [] if target.gpus else ["--gpu", "none"]
         on_host(target, "doctor", *more, *(["--json"] if as_json else []))

@@ -12,17 +12,22 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
-from hearth.config import load, parse
-from hearth.deploy import releases
-from hearth.errors import ConfigError, Unreachable
-from hearth.yamltext import read
+from hearth.deploy import here
+from hearth.errors import Unreachable
 
 LAST = "last-status.json"
+DEFAULT = "http://127.0.0.1:9400"
 
 
 def status(
-    url: Annotated[str, typer.Option(help="The supervisor.", envvar="HEARTH_URL")] = "http://127.0.0.1:9400",
+    url: Annotated[
+        str | None,
+        typer.Option(
+            help=f"The supervisor. Default: of what is deployed here, or {DEFAULT}.", envvar="HEARTH_URL"
+        ),
+    ] = None,
     config: Annotated[
         Path | None, typer.Option("--config", "-c", help="Take the address from this config.")
     ] = None,
@@ -33,33 +38,18 @@ def status(
 ) -> None:
     """Show state, plan wanted and in effect, tokens/s and the last failures.
 
-    When no supervisor answers and --config or --release is given, shows how the last one ended.
+    When no supervisor answers, shows how the last one ended; not with --url alone.
     """
-    last: Path | None = None
-    if release is not None:
-        url, last = _of_release(release)
-    elif config is not None:
-        settings = load(config)
-        host = settings.ports.supervisor_host
-        url = f"http://{'127.0.0.1' if host == '0.0.0.0' else host}:{settings.ports.supervisor}"
-        last = settings.paths.state / LAST
-    document, live = _fetch(url, last)
+    named = url is not None and config is None and release is None
+    found = None if named else here.find(config, release)
+    if found is not None:
+        document, live = _fetch(found.supervisor, found.on_host(found.config.paths.state / LAST))
+    else:
+        document, live = _fetch(url or DEFAULT, None)
     if as_json:
         typer.echo(json.dumps(document if live else {**document, "live": False}))
     else:
         _show(document, live)
-
-
-def _of_release(folder: Path) -> tuple[str, Path | None]:
-    """Where the release's container is reached on this host, and its last status. Raises ConfigError."""
-    release = releases.load(folder)
-    path = folder / release.config.file
-    settings = parse(read(path), str(path))
-    published = release.container.published(settings.ports.supervisor)
-    if published is None:
-        raise ConfigError(f"{path}: ports.supervisor: {settings.ports.supervisor} isn't published")
-    inside = settings.paths.state / LAST
-    return f"http://{published.reach}", release.container.on_host(inside)
 
 
 def _fetch(url: str, last: Path | None) -> tuple[dict[str, Any], bool]:
@@ -84,6 +74,7 @@ def _show(document: dict[str, Any], live: bool) -> None:
     console.print(document["sentence"], markup=False)
     plan = document["plan"]
     table = Table(show_header=False, box=None, pad_edge=False)
+    table.add_row("phase", Text(_phase(document, live)))
     table.add_row("plan wanted", _plan(plan["wanted"]))
     table.add_row("plan started", f"{_plan(plan['started'])}, {document['ladder_steps']} steps down")
     table.add_row("plan in effect", _plan(plan["effective"]) if plan["known"] else "not known yet")
@@ -91,12 +82,31 @@ def _show(document: dict[str, Any], live: bool) -> None:
     table.add_row("tokens/s", f"{rates['generation']:g} generated, {rates['prefill']:g} prefill")
     requests = document["requests"]
     table.add_row("requests", f"{requests['running']:g} running, {requests['queued']:g} waiting")
+    table.add_row("canary", Text(_canary(document.get("canary", {}))))
     table.add_row("restarts", str(document["restarts"]))
     console.print(table)
     for sentence in plan["downgrades"]:
         console.print(f"! the engine switched graphs off by itself: {sentence}", markup=False)
     for failure in document["failures"][-5:]:
         _show_failure(console, failure)
+
+
+def _phase(document: dict[str, Any], live: bool) -> str:
+    """`load, 42 s: Loading shards 3/20`: how long it is in this phase, and how far."""
+    phase, spent = document["phase"], dict(document.get("phase_seconds", {}))
+    seconds = spent.pop(phase, None)
+    if not live or document["state"] != "starting":
+        return phase if seconds is None else f"{phase}, {seconds:.0f} s"
+    seconds = max(0.0, time.time() - document["state_since"] - sum(spent.values()))
+    progress = f": {document['progress']}" if document.get("progress") else ""
+    return f"{phase}, {seconds:.0f} s{progress}"
+
+
+def _canary(canary: dict[str, Any]) -> str:
+    """The last answer to the request with a known answer."""
+    if not canary.get("detail"):
+        return "not asked yet"
+    return f"{'right' if canary.get('ok') else 'not right'}: {canary['detail']}"
 
 
 def _plan(plan: dict[str, Any]) -> str:
