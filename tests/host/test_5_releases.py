@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 import json
+import urllib.error
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import yaml
 
 from hearth.errors import ExitCode
 from tests.host.machine import NAME, Machine, docker
-from tests.host.operating import IMAGE, Operator, smoke
+from tests.host.operating import IMAGE, KEY, Operator, smoke
 
 LACKING = f"{NAME}/cpu-lacking:latest"
+OTHER_KEY = "another-key-for-tests-2d90"
 
 
 def current(machine: Machine) -> str:
     """The id of the release that runs."""
     return machine.ssh("basename $(readlink -f /var/lib/hearth/releases/current)").strip()
+
+
+def changed(operator: Operator) -> list[str]:
+    """The tasks of the newest run that changed anything."""
+    return [task["task"] for task in operator.record()["tasks"] if task["status"] == "changed"]
 
 
 def report(operator: Operator) -> dict[str, Any]:
@@ -32,8 +40,7 @@ def test_a_change_of_config_is_a_release_and_no_build(operator: Operator, machin
     before = current(machine)
     done = operator.deploy(config=operator.write_config("second.yaml", limits={"stall": 77}))
     assert done.returncode == 0, done.stdout + done.stderr
-    changed = [task["task"] for task in operator.record()["tasks"] if task["status"] == "changed"]
-    assert changed == ["Add the release", "Activate the release"]
+    assert changed(operator) == ["Add the release", "Activate the release"]
     assert current(machine) != before
     assert report(operator)["ok"]
     assert 0 < report(operator)["downtime_s"] < report(operator)["ready_s"] + 120
@@ -100,12 +107,89 @@ def test_the_list_says_what_happened(operator: Operator, machine: Machine) -> No
     assert any("4711" in note for note in notes), said
 
 
+def secrets(machine: Machine) -> list[str]:
+    """Names of the secrets on the host."""
+    return machine.ssh("ls /etc/hearth/secrets").split()
+
+
+def test_a_renamed_secret_serves_and_the_release_before_finds_its_own(
+    operator: Operator, machine: Machine
+) -> None:
+    before = current(machine)
+    config = operator.write_config("renamed.yaml", secrets={"api_key_file": "/run/secrets/client_key"})
+    operator.write_inventory(hearth_secrets={"client_key": str(operator.api_key)})
+    try:
+        done = operator.deploy(config=config)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert report(operator)["downtime_s"] > 0
+        assert len(operator.ask()) > 3
+        again = operator.deploy(config=config)
+        assert again.returncode == 0, again.stdout + again.stderr
+        assert changed(operator) == []
+    finally:
+        operator.write_inventory()
+    assert secrets(machine) == ["api_key", "client_key"]
+    back = operator.hearth("rollback", str(operator.inventory))
+    assert back.returncode == 0, back.stdout + back.stderr
+    assert current(machine) == before
+    operator.until_serving()
+
+
+def test_a_key_that_a_killed_run_wrote_is_in_force_after_the_next(
+    operator: Operator, machine: Machine
+) -> None:
+    machine.ssh(f"cd /etc/hearth/secrets; printf %s {OTHER_KEY} >api_key; echo nobody reads this >old")
+    operator.api_key.write_text(OTHER_KEY)
+    try:
+        done = operator.deploy()
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert "Secrets" not in changed(operator)
+        assert "Activate the release" in changed(operator)
+        assert len(operator.ask(key=OTHER_KEY)) > 3
+        with pytest.raises(urllib.error.HTTPError, match="401"):
+            operator.ask(key=KEY)
+        assert secrets(machine) == ["api_key", "client_key"], "a kept release reads the second"
+        before = operator.unit("MainPID")
+        assert operator.deploy().returncode == 0
+        assert changed(operator) == []
+        assert operator.unit("MainPID") == before
+        assert "gpu1: would change 0" in operator.deploy("--check").stdout
+    finally:
+        operator.api_key.write_text(KEY)
+
+
+def test_a_root_login_needs_no_sudo(operator: Operator, machine: Machine) -> None:
+    """Without a user in the inventory: with one, Ansible itself sees that it is root already."""
+    said = yaml.safe_load(operator.inventory.read_text())
+    del said["all"]["children"]["hearth"]["hosts"]["gpu1"]["ansible_user"]
+    inventory = operator.folder / "nobody.yml"
+    inventory.write_text(yaml.safe_dump(said))
+    machine.ssh("mv /usr/bin/sudo /usr/bin/sudo.away")
+    try:
+        words = ("--config", str(operator.config), "--tags", "preflight")
+        done = operator.hearth("deploy", str(inventory), *words)
+    finally:
+        machine.ssh("mv /usr/bin/sudo.away /usr/bin/sudo")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_command_on_the_host_knows_what_runs(operator: Operator, machine: Machine) -> None:
+    assert machine.ssh("command -v hearth").strip() == "/usr/local/bin/hearth"
+    assert "right:" in machine.ssh("hearth status")
+    assert "graph_capture" in machine.ssh("hearth failures")
+    forgotten = json.loads(machine.ssh("hearth promote --json"))["forgotten"]
+    assert "disabled" in [each["plan"]["prefill"] for each in forgotten]
+    assert machine.ssh("stat --format %u /var/lib/hearth/state/plans.json").strip() == "10001"
+
+
 def test_remove_leaves_weights_and_state(operator: Operator, machine: Machine) -> None:
     done = operator.hearth("host", "remove", str(operator.inventory))
     assert done.returncode == 0, done.stdout + done.stderr
     assert machine.ssh("docker ps --all --quiet").strip() == ""
     assert machine.try_ssh("systemctl cat hearth").returncode != 0
     assert machine.try_ssh("test -e /opt/hearth").returncode != 0
+    assert machine.try_ssh("test -L /usr/local/bin/hearth").returncode != 0
+    assert machine.try_ssh("test -e /etc/systemd/system/hearth.service.d").returncode != 0
     assert machine.ssh("nft list tables 2>/dev/null; true").strip().count("inet hearth") == 0
     assert "config.json" in machine.ssh("ls /var/lib/hearth/models/tiny")
     assert "plans.json" in machine.ssh("ls /var/lib/hearth/state")

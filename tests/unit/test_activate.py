@@ -126,6 +126,15 @@ async def test_what_runs_with_an_older_unit_or_secret_starts_again(store):
     assert (report.ok, report.changed, host.restarts) == (True, True, 2)
 
 
+async def test_a_start_of_the_same_release_is_measured_on_itself(store):
+    host, (_, two) = await serving(store, "one", "two")
+    asked, ask = [], host.ask
+    host.ask = lambda release: asked.append(release.id) or ask(release)
+    await activate(store, two, host.tools, force=True)
+    await activate(store, add(store, "three"), host.tools)
+    assert asked == [two, two]
+
+
 async def test_what_cannot_be_asked_before_is_not_measured_and_all_the_rest_happens(store):
     host, (_, two) = await serving(store, "one", "two")
     new = add(store, "new")

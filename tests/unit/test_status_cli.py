@@ -87,7 +87,7 @@ def test_a_start_shows_its_phase_for_how_long_and_how_far(capsys: pytest.Capture
 
 def test_the_canarys_last_answer_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
     serving = {"state": State.SERVING, "phase": Phase.SERVING, "progress": "of long ago"}
-    said = shown(capsys, **serving, canary_ok=True, canary_detail="Rome [it is]")
+    said = shown(capsys, **serving, canary_ok=True, canary_detail="Rome\n [it is]")
     assert (said["phase"], said["canary"]) == ("serving", "right: Rome [it is]")
     assert shown(capsys, **serving, canary_detail="no answer")["canary"] == "not right: no answer"
 

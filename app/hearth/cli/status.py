@@ -106,7 +106,7 @@ def _canary(canary: dict[str, Any]) -> str:
     """The last answer to the request with a known answer."""
     if not canary.get("detail"):
         return "not asked yet"
-    return f"{'right' if canary.get('ok') else 'not right'}: {canary['detail']}"
+    return f"{'right' if canary.get('ok') else 'not right'}: {' '.join(canary['detail'].split())}"
 
 
 def _plan(plan: dict[str, Any]) -> str:

@@ -96,7 +96,7 @@ async def activate(store: Store, release_id: str, tools: Tools, force: bool = Fa
     if not force and await _runs_already(store, release, tools):
         return Report(release_id, ok=True, changed=False)
     base = _base(store, release_id)
-    before = base and store.kept(base).release
+    before = store.kept(base).release if base and store.pointed(CURRENT) != release_id else None
     async with Watch(_ask(before or release, tools)) as watch:
         return await _switch(store, release, base, tools, watch)
 
