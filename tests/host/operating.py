@@ -25,6 +25,7 @@ CHECKOUT = (
     "ansible",
     "docker",
     "images",
+    "monitoring",
     "requirements",
     "tools",
     "pyproject.toml",
