@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from hearth.deploy import facts
+from hearth.deploy import apt, facts, rooms
 
 
 class FilterModule:
@@ -20,4 +20,13 @@ class FilterModule:
             "hearth_json": facts.last_json,
             "hearth_release_differs": facts.release_differs,
             "hearth_scraped": facts.scraped,
+            "hearth_packages_missing": apt.missing,
+            "hearth_packages_loose": apt.loose,
+            "hearth_not_offered": apt.not_offered,
+            "hearth_is_driver": apt.is_driver,
+            "hearth_kernels": apt.kernels,
+            "hearth_kernel_packages": apt.kernel_packages,
+            "hearth_reboot_problem": apt.reboot_problem,
+            "hearth_rooms": rooms.rooms,
+            "hearth_room_problems": rooms.room_problems,
         }

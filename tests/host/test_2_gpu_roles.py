@@ -1,13 +1,11 @@
 """The tasks of the GPU roles, against recorded outputs of real tools: a healthy host, and what breaks.
 
 The host has no GPU: `nvidia-smi`, `lspci` and `modinfo` there are scripts that print a recording. What
-installs the driver and the container toolkit needs NVIDIA's repository and doesn't run here.
+installs driver and toolkit: test_2_packages.py.
 """
 
 from __future__ import annotations
 
-import json
-import os
 import re
 import subprocess
 from collections.abc import Iterator
@@ -17,16 +15,12 @@ from typing import Any
 import pytest
 
 from tests.host.machine import ROOT, Machine
+from tests.host.roles import play, put, tells
 
 RECORDED = ROOT / "tests/fixtures/host"
 HEALTHY = RECORDED / "rtx8"
-PLAYBOOK = """
-- hosts: all
-  gather_facts: false
-  tasks:
-    - ansible.builtin.import_role: {name: nvidia_driver, tasks_from: verify}
-    - ansible.builtin.import_role: {name: host_tuning, tasks_from: verify}
-"""
+DRIVER = "580.159.04"
+"""The one of the recording."""
 TOOLS = {"nvidia-smi": "nvidia_smi", "lspci": "lspci", "modinfo": "modinfo", "mokutil": "mokutil"}
 
 
@@ -46,13 +40,6 @@ def recorded(machine: Machine) -> Iterator[Machine]:
     machine.ssh(f"rm -rf /tmp/recorded {' '.join(f'/usr/local/bin/{tool}' for tool in TOOLS)}")
 
 
-def put(machine: Machine, path: str, text: str) -> None:
-    """Write a file there."""
-    words = ["ssh", *machine.ssh_words, "-i", str(machine.key), f"root@{machine.address}"]
-    command = f"mkdir -p $(dirname {path}) && cat >{path}"
-    subprocess.run([*words, command], input=text, text=True, check=True)
-
-
 def say(machine: Machine, tool: str, text: str, code: int = 0) -> None:
     """Make a tool there print a text and end with a code."""
     put(machine, f"/tmp/recorded/{tool}", text)
@@ -60,35 +47,14 @@ def say(machine: Machine, tool: str, text: str, code: int = 0) -> None:
     machine.ssh(f"chmod +x /usr/local/bin/{tool}")
 
 
-def play(machine: Machine, folder: Path, **variables: Any) -> subprocess.CompletedProcess[str]:
-    """Run the roles' tasks against the host."""
-    book = folder / "gpu.yml"
-    book.write_text(PLAYBOOK)
-    said = {
-        "ansible_user": "root",
-        "ansible_ssh_private_key_file": str(machine.key),
-        "ansible_ssh_common_args": " ".join(machine.ssh_words),
-        "nvidia_driver_loaded": "/tmp/recorded/version",
-        **variables,
-    }
-    command = [str(ROOT / ".venv/bin/ansible-playbook"), "-i", f"{machine.address},", str(book)]
-    environment = {**os.environ, "ANSIBLE_CONFIG": str(ROOT / "ansible/ansible.cfg"), "ANSIBLE_NOCOLOR": "1"}
-    environment["ANSIBLE_ROLES_PATH"] = str(ROOT / "ansible/roles")
-    return subprocess.run(
-        [*command, "-e", json.dumps(said)], capture_output=True, text=True, env=environment, cwd=folder
-    )
-
-
-def fails(done: subprocess.CompletedProcess[str], *parts: str) -> None:
-    """It stopped, and says all the parts."""
-    said = done.stdout + done.stderr
-    assert done.returncode != 0, said
-    for part in parts:
-        assert part in said, said
+def verify(machine: Machine, folder: Path, **variables: Any) -> subprocess.CompletedProcess[str]:
+    """Let the roles judge the host."""
+    said = {"nvidia_driver_loaded": "/tmp/recorded/version", "nvidia_driver_version": DRIVER, **variables}
+    return play(machine, folder, "nvidia_driver/verify", "host_tuning/verify", **said)
 
 
 def test_a_healthy_host_passes(recorded: Machine, tmp_path: Path) -> None:
-    done = play(recorded, tmp_path, host_tuning_strict_pci=False)
+    done = verify(recorded, tmp_path, host_tuning_strict_pci=False)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -97,7 +63,7 @@ def test_seven_cards_answer(recorded: Machine, tmp_path: Path) -> None:
     cut = re.sub(r"(?s)\t<gpu id=(?:(?!<gpu id=).)*?</gpu>\n", "", whole, count=1)
     say(recorded, "nvidia-smi", cut)
     try:
-        fails(play(recorded, tmp_path), "gpu.count", "7 of 8 GPUs")
+        tells(verify(recorded, tmp_path), "gpu.count", "7 of 8 GPUs")
     finally:
         say(recorded, "nvidia-smi", whole)
 
@@ -114,7 +80,7 @@ def test_seven_cards_answer(recorded: Machine, tmp_path: Path) -> None:
 def test_a_broken_nvidia_smi(recorded: Machine, tmp_path: Path, text: str, code: int, part: str) -> None:
     say(recorded, "nvidia-smi", text, code)
     try:
-        fails(play(recorded, tmp_path), part)
+        tells(verify(recorded, tmp_path), part)
     finally:
         say(recorded, "nvidia-smi", recording("nvidia_smi"))
 
@@ -122,16 +88,21 @@ def test_a_broken_nvidia_smi(recorded: Machine, tmp_path: Path, text: str, code:
 def test_proprietary_modules(recorded: Machine, tmp_path: Path) -> None:
     put(recorded, "/tmp/recorded/version", "NVRM version: NVIDIA UNIX x86_64 Kernel Module  590.48.01  Mon\n")
     try:
-        fails(play(recorded, tmp_path), "driver.module", "proprietary")
+        tells(verify(recorded, tmp_path), "driver.module", "proprietary")
     finally:
         put(recorded, "/tmp/recorded/version", recording("driver_version"))
+
+
+def test_another_driver_than_the_one_wanted(recorded: Machine, tmp_path: Path) -> None:
+    done = verify(recorded, tmp_path, nvidia_driver_version="595.45.04")
+    tells(done, "another driver than 595.45.04 is loaded")
 
 
 def test_bridges_that_redirect_are_told_or_refused(recorded: Machine, tmp_path: Path) -> None:
     say(recorded, "lspci", (RECORDED / "parts/lspci-acs.txt").read_text())
     try:
-        assert play(recorded, tmp_path).returncode == 0
-        done = play(recorded, tmp_path, host_tuning_strict_pci=True)
-        fails(done, "pci.acs")
+        assert verify(recorded, tmp_path).returncode == 0
+        done = verify(recorded, tmp_path, host_tuning_strict_pci=True)
+        tells(done, "pci.acs")
     finally:
         say(recorded, "lspci", recording("lspci"))
