@@ -130,9 +130,9 @@ def host(engine: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mach
 
 
 @pytest.fixture(scope="module")
-def archive(host: Machine, tmp_path_factory: pytest.TempPathFactory) -> Archive:
+def archive(host: Machine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Archive]:
     """NVIDIA's packages in two versions, and the headers of the host's kernel."""
-    installed({"gpg": "gpg", "dpkg-deb": "dpkg"})
+    installed({"gpg": "gpg", "gpg-agent": "gpg-agent", "dpkg-deb": "dpkg"})
     made = Archive(host, tmp_path_factory.mktemp("apt"))
     for version in (OLD, NEW):
         made.add("libcuda1", f"{version}-1")
@@ -146,7 +146,8 @@ def archive(host: Machine, tmp_path_factory: pytest.TempPathFactory) -> Archive:
     for version in ("1.19.0-1", "1.20.0-1"):
         made.add("nvidia-container-toolkit", version)
     made.send()
-    return made
+    yield made
+    subprocess.run(["gpgconf", "--homedir", str(made.home), "--kill", "all"], check=True)
 
 
 def flavour(host: Machine) -> str:
