@@ -18,7 +18,10 @@ from hearth.host.checks_base import (
 from hearth.host.smi import read
 
 _IDS = ("driver.module", "driver.mismatch", "driver.nouveau", "driver.secure_boot", "driver.fabricmanager")
-_OPEN = "install the -open driver packages (e.g. nvidia-driver-590-open on Ubuntu) and reboot"
+_OPEN = (
+    "install the open kernel modules from NVIDIA's repository (nvidia-kernel-open-dkms on Debian, "
+    "nvidia-dkms-open on Ubuntu) and reboot; `make deploy` does it"
+)
 
 
 def judge(facts: Facts, wanted: Wanted) -> list[Check]:
