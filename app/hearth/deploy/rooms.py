@@ -23,9 +23,7 @@ def rooms(said: Mapping[str, Any]) -> list[dict[str, Any]]:
     built = said["image_from"] == "build"
     needs = {room.purpose: room for room in wanted_for(None, 0 if said["gpu"] == "none" else None).rooms}
     images = _gb(needs["images"].free)
-    image = (
-        images // 3
-    )  # what an image takes; its build with all stages, beside the one before, three times that
+    image = images // 3  # its build, with all stages and beside the image before, takes three times that
     found = [_room("/var/lib", 5, "Hearth"), _room(DOCKER_ROOT, images if built else image, "images")]
     if built:
         found.append(_room("/var/tmp", image, "the check of the image"))
