@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from xdist.scheduler import LoadScopeScheduling
 
 HERE = Path(__file__).parent
 LONGEST_FIRST = ("host", "image", "launch", "monitoring", "engine", "kernels", "bake", "browser", "wheels")
@@ -26,14 +25,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=turn)
 
 
-class Grouped(LoadScopeScheduling):
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """Hands out groups of tests in the order above."""
+    # Here, not above: the kernels' own environments run some of these tests, and have no xdist.
+    from xdist.scheduler import LoadScopeScheduling
 
-    def _split_scope(self, nodeid: str) -> str:
-        return group(nodeid)
+    class Grouped(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return group(nodeid)
 
-
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Grouped:
     return Grouped(config, log)
 
 
