@@ -19,9 +19,18 @@ DATA = Path(os.environ.get("HEARTH_TEST_DOCKER_DATA", "/var/tmp/hearth-dockerd")
 """Where an Engine of our own keeps its images; not on a tmpfs, and not in the project's folder."""
 
 
+_RUNNING: dict[Path, str] = {}
+
+
 @contextlib.contextmanager
 def own_engine(data: Path = DATA) -> Iterator[str]:
-    """The address of a dockerd that is stopped at the end. Raises RuntimeError with its last words."""
+    """The address of a dockerd that is stopped at the end. Raises RuntimeError with its last words.
+
+    Within one process whoever comes second shares the first one's, and is done before it.
+    """
+    if data in _RUNNING:
+        yield _RUNNING[data]
+        return
     data.mkdir(parents=True, exist_ok=True)
     address = f"unix://{data}/docker.sock"
     command = ["dockerd", "--data-root", f"{data}/data", "--exec-root", f"{data}/exec"]
@@ -32,8 +41,10 @@ def own_engine(data: Path = DATA) -> Iterator[str]:
             daemon = subprocess.Popen([*command, "--bridge", bridge], stdout=log, stderr=log)
             try:
                 wait_for(daemon, address, data)
+                _RUNNING[data] = address
                 yield address
             finally:
+                _RUNNING.pop(data, None)
                 daemon.terminate()
                 daemon.wait(60)
 
