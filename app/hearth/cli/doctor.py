@@ -32,9 +32,7 @@ def doctor(
     ] = None,
     gpu: Annotated[
         str | None,
-        typer.Option(
-            "--gpu", help="How many GPUs this host should have, or none. Default: the config's, or 8."
-        ),
+        typer.Option("--gpu", help="How many GPUs there should be, or none. Default: the config's, or 8."),
     ] = None,
     gpu_name: Annotated[
         str | None, typer.Option("--gpu-name", help="Part of the name that every GPU must have; '' for any.")
