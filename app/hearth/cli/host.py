@@ -11,6 +11,7 @@ import typer
 
 from hearth.cli.deploy import Hosts, Inventory, Key, SshArgs, Why, finish
 from hearth.deploy import runner
+from hearth.deploy.here import CURRENT
 from hearth.deploy.inventory import Target, resolve
 from hearth.deploy.remote import Said as Ended
 from hearth.deploy.remote import refusal, words_for
@@ -18,7 +19,6 @@ from hearth.errors import ExitCode, MissingError
 
 host_app = typer.Typer(help="A host's day two: status, logs, doctor, restart, remove.", no_args_is_help=True)
 PROGRAM = "/opt/hearth/bin/hearth"
-CURRENT = "/var/lib/hearth/releases/current"
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
@@ -51,7 +51,7 @@ def status(
     for target in resolve(hosts, inventory, key, ssh_args):
         if not as_json:
             shell(target, "systemctl show --property=ActiveState,SubState,StatusText hearth")
-        on_host(target, "status", "--release", CURRENT, *(["--json"] if as_json else []))
+        on_host(target, "status", "--release", str(CURRENT), *(["--json"] if as_json else []))
 
 
 @host_app.command()
