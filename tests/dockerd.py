@@ -38,15 +38,28 @@ def own_engine(data: Path = DATA) -> Iterator[str]:
     with (data / "lock").open("w") as lock, (data / "dockerd.log").open("wb") as log:
         fcntl.flock(lock, fcntl.LOCK_EX)
         with own_bridge(data) as bridge:
-            daemon = subprocess.Popen([*command, "--bridge", bridge], stdout=log, stderr=log)
+            with starting():
+                daemon = subprocess.Popen([*command, "--bridge", bridge], stdout=log, stderr=log)
+                try:
+                    wait_for(daemon, address, data)
+                except RuntimeError:
+                    daemon.kill()
+                    raise
             try:
-                wait_for(daemon, address, data)
                 _RUNNING[data] = address
                 yield address
             finally:
                 _RUNNING.pop(data, None)
                 daemon.terminate()
                 daemon.wait(60)
+
+
+@contextlib.contextmanager
+def starting() -> Iterator[None]:
+    """One Engine starts at a time: each clears and makes the same chains of iptables."""
+    with Path(f"{DATA}.starting").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 @contextlib.contextmanager

@@ -64,10 +64,17 @@ class Engine:
             BRIDGE,
         ]
         command += ["--pidfile", f"{DATA}/pid", "--host", self.address, "--shutdown-timeout", "5"]
+        # A starting Engine clears the chains of every other one on this machine; ports are published without.
+        command += ["--iptables=false", "--ip6tables=false"]
         command += ["--live-restore"] if live_restore else []
         with (DATA / "dockerd.log").open("ab") as log:
             self._daemon = subprocess.Popen(command, stdout=log, stderr=log)
-        wait(lambda: self.docker("version", check=False).returncode == 0, "dockerd answers")
+        wait(self._answers, "dockerd answers")
+
+    def _answers(self) -> bool:
+        if self._daemon is not None and self._daemon.poll() is not None:
+            raise AssertionError(f"dockerd doesn't start: {(DATA / 'dockerd.log').read_text()[-800:]}")
+        return self.docker("version", check=False).returncode == 0
 
     def stop(self) -> None:
         if self._daemon is not None:

@@ -249,6 +249,7 @@ def test_a_directory_that_cannot_be_made_is_an_error_in_one_line(tmp_path):
 SCRIPT = """
 import sys
 from pathlib import Path
+from hearth import planstore
 from hearth.planstore import PlanStore
 from hearth.ladder import GraphPlan
 {body}
@@ -295,6 +296,7 @@ def test_a_directory_of_somebody_else_is_an_error_and_keeps_the_state(store, tmp
 
 
 COUNT = """
+planstore._LOCK_WAIT = 60  # a writer in a loop leaves the other no turn, for as long as the disk takes
 store = PlanStore(Path(sys.argv[1]))
 for n in range(int(sys.argv[3])):
     store.remember(f"{sys.argv[2]}-{n}", GraphPlan("disabled", "full", 1), GraphPlan("breakable", "full", 1))
