@@ -349,7 +349,7 @@ def test_a_compiler_error_stops_the_other_modules_too(stage: Stage) -> None:
     begin = time.monotonic()
     with pytest.raises(BuildFailed, match=r"bad: a\.cu\(1\): error: no"):
         baking.bake(stage.request("bad", "other", jobs=4), quiet)
-    assert time.monotonic() - begin < 20
+    assert time.monotonic() - begin < 50
     assert "error: no" in (stage.folder / "state" / "bad" / "build.log").read_text()
 
 

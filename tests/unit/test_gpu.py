@@ -1,8 +1,8 @@
 """GPU memory: with no NVML, with a made-up one that fails card by card, and with one that hangs."""
 
+import asyncio
 import os
 import threading
-import time
 from types import SimpleNamespace
 
 import pynvml
@@ -86,7 +86,6 @@ async def test_a_driver_that_hangs_costs_the_timeout_and_no_more(
     never = threading.Event()
     gpus = Gpus()
     monkeypatch.setattr(gpus, "used_bytes", never.wait)
-    begin = time.monotonic()
-    assert not await gpus.wait_memory_below([0], 0, 0.2)
-    assert time.monotonic() - begin < 5
+    async with asyncio.timeout(60):
+        assert not await gpus.wait_memory_below([0], 0, 0.2)
     never.set()
