@@ -47,12 +47,16 @@ async def download(request: Request, manifest: Manifest, parts: Path, watcher: W
         timeout=timeout, trust_env=True, auto_decompress=False, read_bufsize=_BUFFER
     ) as session:
         fetcher = _Fetcher(request, manifest.commit, parts, watcher, session)
+        # Raised outside `except*`: Python before 3.11.4 would wrap it in a group again.
+        failed: BaseException | None = None
         try:
             async with asyncio.TaskGroup() as group:
                 for file in sorted(missing, key=lambda one: -one.size):
                     group.create_task(_in_turn(gate, fetcher, file))
         except* HearthError as errors:
-            raise _first(errors) from None
+            failed = _first(errors)
+        if failed is not None:
+            raise failed from None
 
 
 def _first(errors: BaseExceptionGroup[Any]) -> BaseException:
