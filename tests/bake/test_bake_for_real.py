@@ -16,6 +16,7 @@ import pytest
 from hearth.errors import ExitCode
 from hearth.kernels.elf import read_archs
 from hearth.kernels.manifest import library_path, load, verify
+from hearth.session import ENDED
 
 from .conftest import Baker, cache
 
@@ -200,7 +201,7 @@ def running(text: str) -> list[psutil.Process]:
     """Live processes whose command line has that text."""
     found = []
     for process in psutil.process_iter(["cmdline", "status"]):
-        if process.info["status"] != psutil.STATUS_ZOMBIE and text in " ".join(process.info["cmdline"] or ()):
+        if process.info["status"] not in ENDED and text in " ".join(process.info["cmdline"] or ()):
             found.append(process)
     return found
 

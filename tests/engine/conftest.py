@@ -19,6 +19,8 @@ import psutil
 import pytest
 import yaml
 
+from hearth.session import ENDED
+
 ROOT = Path(__file__).resolve().parents[2]
 READY_LIMIT = 900.0
 """Seconds: a start takes half a minute on an idle machine and many on a busy one."""
@@ -166,7 +168,7 @@ class Hearth:
 
 def _lives(process: psutil.Process) -> bool:
     try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+        return process.is_running() and process.status() not in ENDED
     except psutil.NoSuchProcess:
         return False
 

@@ -15,10 +15,10 @@ import textwrap
 import time
 from pathlib import Path
 
-import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from processes import alive
 from test_elf import SM_90A, SM_120F, elf, fatbin
 
 from hearth.cli.bake import _Lines, line_of
@@ -365,11 +365,6 @@ def test_no_interpreter_and_a_broken_one(stage: Stage) -> None:
     (stage.bin / "python").unlink()
     with pytest.raises(MissingError, match="No such file"):
         baking.bake(stage.request(), quiet)
-
-
-def alive(pid: int) -> bool:
-    """Whether a process runs; one that is dead and only waits for its parent doesn't."""
-    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
 
 
 SLOW_NINJA = """

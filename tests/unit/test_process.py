@@ -9,6 +9,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from processes import alive
 
 from hearth.engine.logstream import LogStream, log_pipe
 from hearth.engine.process import EngineProcess, fresh_metrics_dir
@@ -128,7 +129,7 @@ async def test_a_killed_reaper_takes_the_engine_with_it() -> None:
     reaper.kill()
     assert await asyncio.wait_for(process.wait_exit(), 30) == -9
     assert await process.wait_gone(30)
-    assert not [p for p in pids if psutil.pid_exists(p) and psutil.Process(p).status() != "zombie"]
+    assert not [p for p in pids if alive(p)]
     assert process.descendants() == []
     assert (await process.stop(1, 1)).left == ()
 

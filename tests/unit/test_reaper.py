@@ -11,6 +11,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from processes import alive
 
 from hearth.engine import reaper
 
@@ -97,13 +98,6 @@ def wait_until_gone(pids: list[int], limit: float = 30) -> None:
     while left := [p for p in pids if alive(p)]:
         assert time.monotonic() - begin < limit, f"still there: {left}"
         time.sleep(0.005)
-
-
-def alive(pid: int) -> bool:
-    try:
-        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
-    except psutil.NoSuchProcess:
-        return False
 
 
 def test_kill_ends_every_descendant(tree: Run, tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ import psutil
 
 from hearth.engine import reaper
 from hearth.errors import ConfigError, HearthError, MissingError, StateError
+from hearth.session import session_members
 
 METRICS_PREFIX = "metrics-"
 START_SECONDS = 30.0
@@ -143,7 +144,7 @@ class EngineProcess:
         try:
             found = psutil.Process(self._reaper.pid).children(recursive=True)
         except psutil.NoSuchProcess:
-            return [process.pid for process in _session(self.pid)]
+            return [process.pid for process in session_members(self.pid)]
         return [process.pid for process in found]
 
     async def stop(self, drain_seconds: float, kill_seconds: float) -> StopReport:
@@ -217,7 +218,7 @@ class EngineProcess:
 
     def _sweep(self) -> None:
         """Somebody killed the reaper: main died with it (PDEATHSIG); kill the rest of its session."""
-        rest = _session(self.pid)
+        rest = session_members(self.pid)
         for process in rest:
             with contextlib.suppress(psutil.Error):
                 process.kill()
@@ -272,16 +273,6 @@ def _spawn_error(problem: str, program: str, cwd: Path | None) -> HearthError:
     return ConfigError(
         f"{program} can't be run: {os.strerror(int(number))}", "it must be executable (chmod +x)"
     )
-
-
-def _session(session: int) -> list[psutil.Process]:
-    """The living processes of a session."""
-    found = []
-    for process in psutil.process_iter():
-        with contextlib.suppress(OSError, psutil.Error):
-            if os.getsid(process.pid) == session and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process)
-    return found
 
 
 async def _within(event: asyncio.Event, seconds: float | None) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import re
 import signal
 import time
@@ -16,6 +15,7 @@ from pathlib import Path
 import psutil
 
 from hearth.errors import ExitCode, HearthError
+from hearth.session import session_members
 
 _STATUS = re.compile(r"^\[(\d+)/(\d+)\] ")
 _ERROR = re.compile(
@@ -168,19 +168,9 @@ async def _end_session(process: asyncio.subprocess.Process) -> None:
             await asyncio.wait_for(process.wait(), 3)
     deadline = time.monotonic() + 10
     while (left := session_members(process.pid)) and time.monotonic() < deadline:
-        for pid in left:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        for member in left:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                member.kill()
         await asyncio.sleep(0.05)
     if process.returncode is None:
         await process.wait()
-
-
-def session_members(session: int) -> list[int]:
-    """Live processes (zombies aside) of a session."""
-    members = []
-    for process in psutil.process_iter(["pid", "status"]):
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            if os.getsid(process.pid) == session and process.info["status"] != psutil.STATUS_ZOMBIE:
-                members.append(process.pid)
-    return members
