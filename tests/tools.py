@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
+import socket
 import subprocess
 import tempfile
 from collections.abc import Mapping
@@ -36,3 +37,41 @@ def _install(missing: list[str]) -> None:
     for words in (["update", "-qq"], ["install", "-y", "-qq", "--no-install-recommends", *missing]):
         done = subprocess.run(["apt-get", *words], env=environment, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
+
+
+def free_port() -> int:
+    """A port of 127.0.0.1 that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def newer(package: str, suite: str, folder: Path) -> Path:
+    """A package of another Debian release, unpacked below `folder` and not installed: where its files are.
+
+    Skips the test where apt has no Debian mirror. Raises AssertionError with apt's own words.
+    """
+    words = ["apt-get", "indextargets", "--format", "$(LABEL) $(REPO_URI)"]
+    labels = subprocess.run(words, capture_output=True, text=True).stdout if shutil.which("apt-get") else ""
+    mirrors = [line.split()[1] for line in labels.splitlines() if line.startswith("Debian ")]
+    if not mirrors:
+        pytest.skip(
+            f"no Debian mirror for {package} of {suite}: this machine's apt names none (apt-get update)"
+        )
+    for name in ("state/lists/partial", "cache/archives/partial"):
+        (folder / name).mkdir(parents=True)
+    (folder / "sources.list").write_text(f"deb {mirrors[0]} {suite} main\n")
+    settings = {
+        "Dir::State": folder / "state",
+        "Dir::Cache": folder / "cache",
+        "Dir::Etc::sourcelist": folder / "sources.list",
+        "Dir::Etc::sourceparts": "-",
+        "APT::Sandbox::User": "root",
+    }
+    apt = ["apt-get", "-qq", *(f"-o{name}={value}" for name, value in settings.items())]
+    for words in ([*apt, "update"], [*apt, "download", package]):
+        done = subprocess.run(words, cwd=folder, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+    (archive,) = folder.glob("*.deb")
+    subprocess.run(["dpkg-deb", "--extract", archive, folder / "root"], check=True)
+    return folder / "root"

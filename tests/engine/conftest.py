@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -20,6 +19,7 @@ import pytest
 import yaml
 
 from hearth.session import ENDED
+from tests.tools import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 READY_LIMIT = 900.0
@@ -53,12 +53,6 @@ def engine_python() -> Callable[[str], str]:
 @pytest.fixture(scope="session")
 def tiny_model(engine_python: Callable[[str], str]) -> str:
     return _tool(engine_python("0.5.23"), "tools/tiny_model.py")
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def get(url: str, timeout: float = 10.0) -> tuple[int, str]:

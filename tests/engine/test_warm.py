@@ -11,8 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from hearth.errors import ExitCode
-
-from .conftest import free_port
+from tests.tools import free_port
 
 READY = "The server is fired up and ready to roll"
 ENV = {

@@ -83,3 +83,22 @@ def built(hearth: Any, bases: list[str], client: Any) -> Any:
     done = hearth("image", "build", "cpu", "--tag", TAG, "--no-check", *bases)
     assert done.returncode == 0, done.stdout + done.stderr
     return client.images.get(TAG)
+
+
+@pytest.fixture(scope="session")
+def model(built: Any, client: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny model, made by the image's own Python."""
+    folder = tmp_path_factory.mktemp("models")
+    folder.chmod(0o777)
+    client.containers.run(
+        TAG,
+        ["/tools/tiny_model.py", "/models/tiny"],
+        entrypoint="python3",
+        volumes={
+            str(ROOT / "tools"): {"bind": "/tools", "mode": "ro"},
+            str(folder): {"bind": "/models", "mode": "rw"},
+        },
+        remove=True,
+        network_mode="none",
+    )
+    return folder / "tiny"

@@ -14,19 +14,18 @@ command -v mmdebstrap >/dev/null || {
   exit 79
 }
 
-# The mirrors are this machine's own; where its apt names none, Debian's.
-mirror() { awk -v part="$1" '/^URIs:/ && ($0 ~ /security/) == (part == "security") {print $2; exit}' \
-  /etc/apt/sources.list.d/debian.sources 2>/dev/null; }
-main=$(mirror main)
-security=$(mirror security)
+# shellcheck source=tests/mirrors.sh
+source "$(dirname "$0")/../mirrors.sh"
+main=$(mirror Debian http://deb.debian.org/debian)
+security=$(mirror Debian-Security http://deb.debian.org/debian-security)
 mmdebstrap --quiet --variant=minbase --mode=root --include=ca-certificates \
   --aptopt='Acquire::Languages "none"' \
   --dpkgopt='path-exclude=/usr/share/man/*' --dpkgopt='path-exclude=/usr/share/locale/*' \
   --dpkgopt='path-exclude=/usr/share/doc/*' --dpkgopt='path-include=/usr/share/doc/*/copyright' \
   "$suite" "$work/root.tar" \
-  "deb ${main:-http://deb.debian.org/debian} $suite main" \
-  "deb ${main:-http://deb.debian.org/debian} $suite-updates main" \
-  "deb ${security:-http://deb.debian.org/debian-security} $suite-security main"
+  "deb $main $suite main" \
+  "deb $main $suite-updates main" \
+  "deb $security $suite-security main"
 docker import --change 'CMD ["bash"]' "$work/root.tar" "$name:base" >/dev/null
 
 mkdir -p "$work/build/certificates" "$work/build/wheels"

@@ -6,8 +6,6 @@ was asked for streams out of the container.
 
 from __future__ import annotations
 
-import json
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,9 +16,8 @@ import yaml
 from hearth.image.look import SEAL
 
 from .conftest import ROOT, TAG
+from .served import inside, serving
 
-LIMIT = 1500.0
-"""Seconds for two engine starts on a busy machine."""
 CHAT = """
 import json, sys, urllib.request as r
 body = {"model": "tiny", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 16, "stream": True}
@@ -29,26 +26,6 @@ q = r.Request("http://127.0.0.1:30000/v1/chat/completions", json.dumps(body).enc
 for line in r.urlopen(q, timeout=120):
     sys.stdout.write(line.decode())
 """
-GET = "import sys,urllib.request as r;print(r.urlopen('http://localhost:9400' + sys.argv[1]).read().decode())"
-
-
-@pytest.fixture(scope="module")
-def model(built: Any, client: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The tiny model, made by the image's own Python."""
-    folder = tmp_path_factory.mktemp("models")
-    folder.chmod(0o777)
-    client.containers.run(
-        TAG,
-        ["/tools/tiny_model.py", "/models/tiny"],
-        entrypoint="python3",
-        volumes={
-            str(ROOT / "tools"): {"bind": "/tools", "mode": "ro"},
-            str(folder): {"bind": "/models", "mode": "rw"},
-        },
-        remove=True,
-        network_mode="none",
-    )
-    return folder / "tiny"
 
 
 def config(folder: Path) -> Path:
@@ -83,32 +60,6 @@ def container(client: Any, model: Path, tmp_path_factory: pytest.TempPathFactory
     yield started
     print(started.logs(tail=60).decode("utf-8", "replace"))
     started.remove(force=True, v=True)
-
-
-def inside(container: Any, *command: str) -> tuple[int, str]:
-    """Run a command in the container."""
-    code, said = container.exec_run(list(command))
-    return code, said.decode("utf-8", "replace")
-
-
-def status(container: Any) -> dict[str, Any]:
-    """What /status says; empty where nothing answers yet."""
-    code, said = inside(container, "python3", "-c", GET, "/status")
-    found: dict[str, Any] = json.loads(said) if code == 0 else {}
-    return found
-
-
-def serving(container: Any) -> dict[str, Any]:
-    """The status once the engine serves."""
-    ends = time.monotonic() + LIMIT
-    while time.monotonic() < ends:
-        container.reload()
-        assert container.status == "running", container.logs(tail=40).decode()
-        found = status(container)
-        if found.get("ready"):
-            return found
-        time.sleep(3)
-    raise AssertionError(f"not ready after {LIMIT} s: {container.logs(tail=40).decode()}")
 
 
 def test_the_planted_fault_is_named_and_stepped_down(container: Any) -> None:

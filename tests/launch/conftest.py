@@ -23,7 +23,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.tools import ENGINE, installed
+from tests.tools import ENGINE, free_port, installed
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
@@ -125,13 +125,6 @@ def image(engine: Engine) -> str:
         environment = {**os.environ, "DOCKER_HOST": engine.address}
         subprocess.run([str(HERE / "mkimage.sh"), NAME], check=True, env=environment)
     return ref
-
-
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port: int = found.getsockname()[1]
-        return port
 
 
 class Systemd:

@@ -10,11 +10,11 @@ command -v mmdebstrap >/dev/null || {
   echo "mkimage.sh: no mmdebstrap (apt-get install mmdebstrap)" >&2
   exit 79
 }
-# The mirror is this machine's own; where its apt names none, Debian's.
-mirror=$(awk '/^URIs:/ && !/security/ {print $2; exit}' /etc/apt/sources.list.d/debian.sources 2>/dev/null || true)
+# shellcheck source=tests/mirrors.sh
+source "$(dirname "$0")/../mirrors.sh"
 mmdebstrap --quiet --variant=minbase --mode=root --include=python3,tini --aptopt='Acquire::Languages "none"' \
   --dpkgopt='path-exclude=/usr/share/man/*' --dpkgopt='path-exclude=/usr/share/doc/*' \
-  bookworm "$work/root.tar" "deb ${mirror:-http://deb.debian.org/debian} bookworm main"
+  bookworm "$work/root.tar" "deb $(mirror Debian http://deb.debian.org/debian) bookworm main"
 docker import --change 'USER 10001:10001' --change 'LABEL io.hearth.sbom=none' \
   --change 'ENTRYPOINT ["/usr/bin/tini", "--", "python3", "/standin/supervisor.py"]' \
   "$work/root.tar" "$name:standin" >/dev/null

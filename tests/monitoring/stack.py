@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import socket
 import subprocess
 import threading
 import time
@@ -17,6 +16,8 @@ from typing import Any
 import yaml
 from monitoring.rules import FOLDER, files, shortened
 
+from tests.tools import free_port
+
 PACKAGES = {
     "prometheus": "prometheus",
     "promtool": "prometheus",
@@ -28,13 +29,6 @@ RANGES, WAITS = 6, 60
 """How many times shorter the ranges and the waits of the rules are in the test."""
 LIMITS = {"restarts_per_hour": 2.0, "gpus": 2.0}
 START_LIMIT = 60.0
-
-
-def free_port() -> int:
-    """A port that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @contextlib.contextmanager

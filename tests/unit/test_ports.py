@@ -11,6 +11,7 @@ import pytest
 
 from hearth.engine import ports
 from hearth.errors import ConfigError, PortInUse
+from tests.tools import free_port
 
 
 @pytest.fixture
@@ -23,12 +24,6 @@ def listener() -> Iterator[socket.socket]:
 
 def port_of(server: socket.socket) -> int:
     return int(server.getsockname()[1])
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return port_of(probe)
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0", "localhost", ""])
