@@ -86,12 +86,15 @@ def test_an_operating_system_that_is_not_supported(operator: Operator, machine: 
     refused(done, ExitCode.CHECK_FAILED, "Devuan 5 is not supported", "Debian 12, Ubuntu 22.04, Ubuntu 24.04")
 
 
-def test_a_full_disk(operator: Operator, machine: Machine) -> None:
+def test_a_full_disk_before_an_image_is_built(operator: Operator, machine: Machine) -> None:
     machine.ssh("mount -t tmpfs -o size=16m full /var/lib")
+    operator.write_inventory(image_ref="hearth-test/nobody:built")
     try:
         done = operator.deploy()
     finally:
+        operator.write_inventory()
         machine.ssh("umount /var/lib")
+    assert "building hearth-test" not in done.stderr
     refused(done, ExitCode.CHECK_FAILED, "gpu1: 0 GB free under /var/lib", "are needed")
 
 

@@ -7,8 +7,9 @@ import json
 import platform
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -95,7 +96,10 @@ def wish(order: Order, target: Target) -> Wish:
 
 
 def job(order: Order, targets: Sequence[Target], record: Record, say: Say) -> Job:
-    """Make everything ready on this machine. Raises HearthError; touches no host."""
+    """Make ready what is quick on this machine; the rest is the job's `build`.
+
+    Raises HearthError. Touches no host.
+    """
     config = read_config(order.config)
     made_by = f"{getpass.getuser()}@{platform.node()}"
     drafts = {target.name: draft(config, target.variables, made_by) for target in targets}
@@ -104,7 +108,7 @@ def job(order: Order, targets: Sequence[Target], record: Record, say: Say) -> Jo
     wishes = {target.name: wish(order, target) for target in targets}
     say("building Hearth's wheel")
     built = package.package(order.root, record.folder)
-    _local_images(order, wishes.values(), record, say)
+    missing = _missing_here(wishes.values())
     common = {
         "hearth_wheel": str(built.wheel.resolve()),
         "hearth_lock": str(built.lock.resolve()),
@@ -113,7 +117,8 @@ def job(order: Order, targets: Sequence[Target], record: Record, say: Say) -> Jo
         "image_context": _context(order, wishes.values(), record),
     }
     ready = [_with(order, t, config, drafts[t.name], wishes[t.name], record) for t in targets]
-    return Job("deploy", "site.yml", tuple(ready), common, order.dry, order.tags)
+    build = partial(_build, order, missing, record, say) if missing and not order.dry else None
+    return Job("deploy", "site.yml", tuple(ready), common, order.dry, order.tags, build)
 
 
 def _with(
@@ -156,18 +161,23 @@ def _context(order: Order, wishes: Sequence[Wish] | Any, record: Record) -> str:
     return str(package.context_archive(order.root, record.folder / "context.tar.gz"))
 
 
-def _local_images(order: Order, wishes: Any, record: Record, say: Say) -> None:
-    """Build what is to be shipped and isn't in the Docker Engine here."""
+def _missing_here(wishes: Iterable[Wish]) -> list[Wish]:
+    """What is to be shipped and isn't in the Docker Engine here. Raises MissingError without a docker."""
+    missing = []
     for each in dict.fromkeys(wish for wish in wishes if wish.source == "local"):
-        command = ["docker", "image", "inspect", each.ref]
         try:
-            there = subprocess.run(command, capture_output=True).returncode == 0
+            if subprocess.run(["docker", "image", "inspect", each.ref], capture_output=True).returncode != 0:
+                missing.append(each)
         except FileNotFoundError as error:
             raise MissingError(
                 "docker isn't installed here", "apt-get install docker.io, or --image-from build"
             ) from error
-        if there or order.dry:
-            continue
+    return missing
+
+
+def _build(order: Order, missing: Sequence[Wish], record: Record, say: Say) -> None:
+    """Build images in the Docker Engine here. Raises CheckFailed."""
+    for each in missing:
         say(f"building {each.ref} on this machine")
         build = [
             sys.executable,

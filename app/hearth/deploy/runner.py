@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,8 @@ class Job:
     variables: Mapping[str, Any]
     dry: bool = False
     tags: str = ""
+    build: Callable[[], None] | None = None
+    """What takes long on this machine, done once the hosts have passed the preflight. Raises HearthError."""
 
 
 @dataclass(frozen=True)
@@ -71,31 +74,43 @@ def enter(targets: Sequence[Target]) -> list[Target]:
 
 
 def perform(job: Job, record: Record, ansible: Path, root_why: str = "") -> tuple[ExitCode, str]:
-    """Run a job while holding its hosts: the exit code, the report. Raises HearthError before it starts."""
-    ansible = ansible.resolve()
-    progress = Progress(time.monotonic())
-    targets = list(job.targets)
-    named = {target.name: target for target in targets}
-    view = View(progress, look=lambda host: remote.service_says(named[host]))
+    """Run a job while holding its hosts: exit code and report. Raises HearthError before one is changed."""
     me = hostlock.myself(root_why or job.action, record.id)
-    holding = nullcontext() if job.dry else hostlock.held(targets, me, view.say)
-    with holding, view:
-        status = _play(job, record, ansible, view)
+    holding = nullcontext() if job.dry else hostlock.held(list(job.targets), me, _say)
+    with holding:
+        if job.build is not None:
+            code, text = _run(replace(job, tags="preflight"), record, ansible.resolve(), "preflight")
+            if code is not ExitCode.OK:
+                return code, text
+            job.build()
+        return _run(job, record, ansible.resolve(), "ansible")
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr)
+
+
+def _run(job: Job, record: Record, ansible: Path, ident: str) -> tuple[ExitCode, str]:
+    """One run of the playbook, shown and written down."""
+    progress = Progress(time.monotonic())
+    named = {target.name: target for target in job.targets}
+    with View(progress, look=lambda host: remote.service_says(named[host])) as view:
+        status = _play(job, record, ansible, view, ident)
     outcome = report.Outcome(
         job.action,
-        tuple(target.name for target in targets),
+        tuple(named),
         status,
         time.monotonic() - progress.started,
         job.dry,
         record.folder,
-        record.folder / "artifacts" / "ansible" / "stdout",
+        record.folder / "artifacts" / ident / "stdout",
     )
     text = report.render(outcome, progress)
     _write_down(record, outcome, progress, text)
     return report.exit_code(outcome, progress), text
 
 
-def _play(job: Job, record: Record, ansible: Path, view: View) -> str:
+def _play(job: Job, record: Record, ansible: Path, view: View, ident: str) -> str:
     """ansible-runner's word for how it ended."""
     try:
         from ansible_runner.interface import run  # type: ignore[import-untyped]
@@ -115,7 +130,7 @@ def _play(job: Job, record: Record, ansible: Path, view: View) -> str:
             ["--diff", *(["--check"] if job.dry else []), *(["--tags", job.tags] if job.tags else [])]
         ),
         envvars=_environment(ansible),
-        ident="ansible",
+        ident=ident,
         quiet=True,
         event_handler=view.event,
         settings={"idle_timeout": 0, "pexpect_timeout": 2},
@@ -125,8 +140,6 @@ def _play(job: Job, record: Record, ansible: Path, view: View) -> str:
 
 def _environment(ansible: Path) -> dict[str, str]:
     """Ansible's settings come from our file alone. PATH first has the folder of this Python's tools."""
-    import sys
-
     tools = str(Path(sys.executable).parent)
     return {
         "ANSIBLE_CONFIG": str(ansible / "ansible.cfg"),
