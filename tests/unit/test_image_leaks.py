@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
+import os
 import tarfile
 from pathlib import Path
 
@@ -11,7 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hearth.errors import ExitCode, StateError
 from hearth.image import leaks as leaking
+from hearth.image import look as looking
 from hearth.image.leaks import Leak, Needle, in_config, in_layers, needles
 
 TOKEN = Needle("the value of API_TOKEN", b"s3cr3t-t0k3n")
@@ -88,3 +92,21 @@ def test_nothing_to_look_for_and_a_broken_stream() -> None:
     assert in_layers(io.BytesIO(b"not a tar"), []) == []
     with pytest.raises(tarfile.TarError):
         in_layers(io.BytesIO(b"not a tar"), [TOKEN])
+
+
+class FullDisk:
+    """Stands in for an image whose archive finds no room."""
+
+    attrs = {"Size": 6_510_000_000, "Config": {}}  # noqa: RUF012
+
+    def history(self) -> list[dict[str, str]]:
+        return []
+
+    def save(self) -> list[bytes]:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_no_room_for_the_layers_says_how_much() -> None:
+    with pytest.raises(StateError, match=r"/var/tmp: .*No space left.*6\.5 GB") as ended:
+        looking._leaks(None, FullDisk(), [TOKEN], print)
+    assert ended.value.code is ExitCode.DISK

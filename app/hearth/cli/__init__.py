@@ -6,6 +6,7 @@ A verb's file is imported when it is called: `hearth trace` runs where there is 
 
 from __future__ import annotations
 
+import errno
 import sys
 from importlib import import_module
 from typing import Any
@@ -17,6 +18,7 @@ from typer.main import get_command
 from hearth import __version__
 from hearth.errors import ExitCode, HearthError
 
+_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 VERBS = (
     *("serve", "launch", "status", "explain", "doctor", "failures", "plan", "promote"),
     *("trace", "bake", "warm", "kernels", "fetch", "image"),
@@ -76,3 +78,9 @@ def main() -> None:
     except BrokenPipeError:
         sys.stderr.close()
         sys.exit(ExitCode.OK)
+    except OSError as error:
+        if error.errno not in _DISK:
+            raise
+        place = f"{error.filename}: " if error.filename else ""
+        typer.echo(f"hearth: {place}{error.strerror} (df -h shows which disk; then run it again)", err=True)
+        sys.exit(ExitCode.DISK)

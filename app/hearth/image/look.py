@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from hearth.errors import MissingError
+from hearth.errors import MissingError, StateError
 from hearth.image import leaks as leaking
 from hearth.image.build import layers_of
 from hearth.image.check import USER_ID, Answer, Seen
@@ -31,6 +31,7 @@ SEAL: dict[str, Any] = {
     "tmpfs": {"/tmp": "mode=1777", "/run/hearth": _OWNED, "/var/cache/hearth": _OWNED},
 }
 """How every container of a check runs, as the SDK's arguments."""
+_SAVED = "/var/tmp"
 _MARK = "\nhearth-probe "
 Say = Callable[[str], None]
 
@@ -128,11 +129,20 @@ def _leaks(client: Any, image: Any, needles: list[Needle], say: Say) -> tuple[Le
         return ()
     say("layers")
     found = leaking.in_config(image.attrs, image.history(), needles)
-    with tempfile.TemporaryFile(dir="/var/tmp") as saved:
-        for chunk in image.save():
-            saved.write(chunk)
-        saved.seek(0)
-        found += leaking.in_layers(saved, needles, base_layers(client, image))
+    try:
+        with tempfile.TemporaryFile(dir=_SAVED) as saved:
+            for chunk in image.save():
+                saved.write(chunk)
+            saved.seek(0)
+            found += leaking.in_layers(saved, needles, base_layers(client, image))
+    except OSError as error:
+        if error.errno is None:  # the Engine's, not the disk's
+            raise
+        size = image.attrs["Size"] / 1e9
+        raise StateError(
+            f"{_SAVED}: the image can't be saved there to look through its layers: {error.strerror or error}",
+            f"it takes {size:.1f} GB: free as much, and run it again",
+        ) from error
     return tuple(dict.fromkeys(found))
 
 
