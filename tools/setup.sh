@@ -56,6 +56,9 @@ pip_failed() {
 test_tools() {
   command -v g++ >/dev/null || apt_install g++ ||
     say "no g++: the tests that compile a kernel will fail (apt-get install g++)"
+  .venv/bin/python -c 'import pathlib, sysconfig as s; exit(not pathlib.Path(s.get_path("include"), "Python.h").is_file())' ||
+    apt_install python3-dev ||
+    say "no Python.h: the test of an engine that compiles will fail (apt-get install python3-dev)"
   command -v chromium >/dev/null || apt_install chromium ||
     say "no chromium: the tests of the status page in a browser will be skipped (apt-get install chromium)"
 }
