@@ -51,16 +51,15 @@ def newer(package: str, suite: str, folder: Path) -> Path:
 
     Skips the test where apt has no Debian mirror. Raises AssertionError with apt's own words.
     """
-    words = ["apt-get", "indextargets", "--format", "$(LABEL) $(REPO_URI)"]
-    labels = subprocess.run(words, capture_output=True, text=True).stdout if shutil.which("apt-get") else ""
-    mirrors = [line.split()[1] for line in labels.splitlines() if line.startswith("Debian ")]
-    if not mirrors:
+    words = ["bash", "-c", f"source {Path(__file__).parent}/mirrors.sh; mirror Debian ''"]
+    mirror = subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip()
+    if not mirror:
         pytest.skip(
             f"no Debian mirror for {package} of {suite}: this machine's apt names none (apt-get update)"
         )
     for name in ("state/lists/partial", "cache/archives/partial"):
         (folder / name).mkdir(parents=True)
-    (folder / "sources.list").write_text(f"deb {mirrors[0]} {suite} main\n")
+    (folder / "sources.list").write_text(f"deb {mirror} {suite} main\n")
     settings = {
         "Dir::State": folder / "state",
         "Dir::Cache": folder / "cache",
