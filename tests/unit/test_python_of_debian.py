@@ -12,7 +12,7 @@ FILES = sorted(APP.rglob("*.py"))
 
 
 def raised_in_groups(source: str) -> list[int]:
-    """Lines that raise an exception by name inside `except*`: before 3.11.4 it comes out wrapped in a group."""
+    """Lines that raise a named exception inside `except*`: before 3.11.4 it comes out in a group again."""
     groups = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.TryStar)]
     inside = [line for group in groups for handler in group.handlers for line in ast.walk(handler)]
     return [node.lineno for node in inside if isinstance(node, ast.Raise) and node.exc is not None]
